@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The ring of round records: one writer (the engine thread), any number of readers that pull.
+
+The writer fills a preallocated row and then publishes it by raising the count, so a reader never sees a row
+that is being written. Old rows may be overwritten before a slow reader comes by; it is told how many it lost.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+DRAFTERS = ("none", "mtp", "lookup", "block")
+
+ROUND_DTYPE = np.dtype(
+    [
+        ("round_index", "i8"),  # since the engine started
+        ("request_id", "i8"),
+        ("end_s", "f8"),  # time.monotonic() when the round ended
+        ("committed_tokens", "i4"),  # tokens appended to the text by this round
+        ("drafted_tokens", "i4"),
+        ("accepted_tokens", "i4"),  # of the drafted ones
+        ("rows", "i4"),  # rows of the verify pass, anchor included
+        ("context_tokens", "i4"),  # committed positions after the round
+        ("drafter", "i4"),  # index into DRAFTERS
+        ("draft_ms", "f4"),
+        ("verify_ms", "f4"),
+        ("commit_ms", "f4"),
+        ("sample_ms", "f4"),
+        ("round_ms", "f4"),  # whole round, the unnamed rest included
+        ("bytes_read", "i8"),  # weights, state and KV this round had to read
+    ]
+)
+
+
+class RoundRing:
+    """A ring of `capacity` round records (dtype ROUND_DTYPE)."""
+
+    def __init__(self, capacity: int = 1 << 14) -> None:
+        self._rows = np.zeros(capacity, ROUND_DTYPE)
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        """Records written since the start."""
+        return self._count
+
+    def append(self, **fields: float) -> None:
+        """Write one record; unnamed fields are zero, `round_index` is set here."""
+        row = self._rows[self._count % len(self._rows)]
+        row["round_index"] = self._count
+        for name in ROUND_DTYPE.names[1:]:
+            row[name] = fields.pop(name, 0)
+        if fields:
+            raise TypeError(f"unknown round fields: {', '.join(fields)}")
+        self._count += 1
+
+    def since(self, cursor: int) -> tuple[np.ndarray, int, int]:
+        """Records from `cursor` on: (copy of the rows in order, new cursor, rows lost to overwriting)."""
+        end = self._count
+        size = len(self._rows)
+        # One row is left out at the tail: the writer may be filling it.
+        begin = max(cursor, end - size + 1, 0)
+        lost = begin - cursor
+        index = np.arange(begin, end) % size
+        rows = self._rows[index]
+        # Rows the writer reached while they were copied are torn: drop them.
+        torn = max(0, self._count - size + 1 - begin)
+        return rows[torn:], end, lost + torn
