@@ -15,9 +15,29 @@ from engine.errors import RondoError
 from engine.measure.telemetry import DRAFTERS, ROUND_DTYPE, RoundRing
 
 __all__ = [
-    "DRAFTERS", "ROUND_DTYPE", "RoundRing", "Message", "GenerateRequest", "Generation", "ErrorReport", "ModelCard",
-    "KernelRow", "KernelTable", "Snapshot", "LoadProgress", "Event", "StateChanged", "LoadProgressed", "Loaded",
-    "LoadFailed", "Started", "Finished", "Failed", "EngineHandle", "open_handle", "STATES",
+    "DRAFTERS",
+    "ROUND_DTYPE",
+    "STATES",
+    "EngineHandle",
+    "ErrorReport",
+    "Event",
+    "Failed",
+    "Finished",
+    "GenerateRequest",
+    "Generation",
+    "KernelRow",
+    "KernelTable",
+    "LoadFailed",
+    "LoadProgress",
+    "LoadProgressed",
+    "Loaded",
+    "Message",
+    "ModelCard",
+    "RoundRing",
+    "Snapshot",
+    "Started",
+    "StateChanged",
+    "open_handle",
 ]  # fmt: skip
 
 STATES = ("empty", "loading", "ready", "prefilling", "writing", "closing", "closed")
