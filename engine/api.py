@@ -249,7 +249,7 @@ class Failed(Event):
 
 
 class EngineHandle(Protocol):
-    """What the console needs of an engine; `engine.runner.ThreadedEngine` and `engine.fake.FakeEngine` are it."""
+    """What the console needs of an engine (`engine.runner.ThreadedEngine`, `engine.fake.FakeEngine`)."""
 
     ring: RoundRing
 

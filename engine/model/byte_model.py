@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""How many bytes a round has to read: the numerator of every bandwidth figure.
+
+Every weight of the trunk and the head once, the recurrent state once, the KV of the committed positions once,
+and for a drafter its own weights and the head once a drafted token. Embedding rows and activations are left
+out: they are thousands of times smaller.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.load.weights import ModelWeights, parts_of
+from engine.model.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ByteModel:
+    """Byte counts of one model; see the module for what is counted."""
+
+    trunk_bytes: int  # every layer and the final norm
+    head_bytes: int
+    mtp_bytes: int
+    state_bytes: int  # recurrent state of all delta layers, float32
+    kv_bytes_per_token: int  # all attention layers, bf16
+    mtp_kv_bytes_per_token: int
+
+    @staticmethod
+    def of(config: ModelConfig, weights: ModelWeights) -> ByteModel:
+        """The byte model of loaded weights in their stored form."""
+        layers = sum(part.nbytes for layer in weights.layers for part in parts_of(layer))
+        mtp = 0 if weights.mtp is None else sum(part.nbytes for part in parts_of(weights.mtp))
+        kv = 2 * 2 * config.kv_rows  # key and value, two bytes each
+        state = 4 * config.value_heads * config.key_dim * config.value_dim
+        return ByteModel(
+            trunk_bytes=layers + weights.final_norm.nbytes,
+            head_bytes=weights.head_linear.nbytes,
+            mtp_bytes=mtp,
+            state_bytes=state * len(config.gdn_layers),
+            kv_bytes_per_token=kv * len(config.attention_layers),
+            mtp_kv_bytes_per_token=kv if mtp else 0,
+        )
+
+    def round_bytes(self, rows: int, drafted: int, context_tokens: int) -> int:
+        """Bytes of a round with `drafted` tokens from the MTP head and one verify pass of `rows` rows."""
+        if rows < 1:
+            return 0
+        verify = self.trunk_bytes + self.head_bytes + self.state_bytes
+        verify += self.kv_bytes_per_token * context_tokens
+        one_draft = self.mtp_bytes + self.head_bytes
+        one_draft += self.mtp_kv_bytes_per_token * context_tokens
+        return verify + drafted * one_draft
