@@ -274,7 +274,7 @@ class EngineHandle(Protocol):
         """Events since the last call, oldest first."""
 
     def text_since(self, request_id: int, cursor: int) -> tuple[str, int]:
-        """Characters of a request's raw stream from `cursor` on, and the new cursor.
+        """The raw stream of a request since `cursor` (0 at first), and the cursor to ask with next.
 
         A thinking part arrives between `<think>` and `</think>`.
         """

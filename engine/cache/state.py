@@ -46,8 +46,6 @@ class RecurrentState:
     def zeros(config: ModelConfig, dtype: torch.dtype) -> RecurrentState:
         """The state before the first token."""
         return RecurrentState(
-            torch.zeros(
-                config.value_heads, config.key_dim, config.value_dim
-            ),
+            torch.zeros(config.value_heads, config.key_dim, config.value_dim),
             torch.zeros(CONV_TAIL, config.qkv_rows, dtype=dtype),
         )

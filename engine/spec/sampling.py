@@ -36,7 +36,9 @@ class Sampling:
         )
         for name, value, holds, accepted in checks:
             if not holds:
-                raise UsageError(f"{name} {value} is not accepted.", next_step=f"Use a value {accepted}.")
+                raise UsageError(
+                    f"{name} {value} is not accepted.", next_step=f"Use a value {accepted}."
+                )
 
     @property
     def greedy(self) -> bool:
@@ -96,6 +98,8 @@ def choose(logits: np.ndarray, sampling: Sampling, position: int) -> int:
     if sampling.greedy:
         return best
     reached = np.cumsum(probabilities(logits, sampling))
-    token = int(np.searchsorted(reached, uniform(sampling.seed, position) * reached[-1], side="right"))
+    token = int(
+        np.searchsorted(reached, uniform(sampling.seed, position) * reached[-1], side="right")
+    )
     # A tail of zero probabilities shares the last value: the draw must not fall behind it.
     return min(token, int(np.searchsorted(reached, reached[-1])))

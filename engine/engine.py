@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""A loaded model in the caller's thread: open, logits, generate, close."""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.api import GenerateRequest, Generation, KernelTable, LoadProgress, ModelCard
+from engine.errors import Cancelled, PromptError, UsageError
+from engine.knobs import KnobSet
+from engine.load.checkpoint import Checkpoint, read_checkpoint
+from engine.load.detokenise import Detokeniser
+from engine.measure.roof import read_roof_gbps
+from engine.model.backend import Backend
+from engine.model.choose import open_backend
+from engine.paths import profile_path
+from engine.spec.decode import DecodeLoop, Round
+from engine.spec.sampling import Sampling
+from engine.spec.stopping import StopScanner
+
+PREFILL_CHUNK = 256
+
+
+class Engine:
+    """One model and one live sequence; not safe to call from two threads at once.
+
+    Made by `Engine.open`; a context manager.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, backend: Backend, knobs: KnobSet, card: ModelCard):
+        self._checkpoint = checkpoint
+        self._backend = backend
+        self._knobs = knobs
+        self.card = card
+
+    @staticmethod
+    def open(
+        path: str | Path,
+        *,
+        profile: str | Path | None = "serve",
+        knobs: Mapping[str, str] | KnobSet | None = None,
+        device: str = "auto",
+        threads: int | None = None,
+        compute: str | None = None,
+        context_tokens: int | None = None,
+        on_progress: Callable[[LoadProgress], None] | None = None,
+        cancel: threading.Event | None = None,
+    ) -> Engine:
+        """Load the model folder `path` and make it ready to generate.
+
+        `profile` is serve, balanced, fp8, an env file, or None for defaults. `compute="float32"` runs the
+        reference operations in float32, for comparison with an oracle. Raises RondoError of some kind with
+        the cause; nothing stays allocated then.
+        """
+        begun = time.perf_counter()
+        if not isinstance(knobs, KnobSet):
+            knobs = KnobSet.resolve(profile=profile_path(profile), changes=knobs)
+        if compute not in (None, "float32"):
+            raise UsageError(
+                f"compute={compute!r} is not known.", next_step='Use "float32" or None.'
+            )
+        if threads is not None and not 1 <= threads <= 1024:
+            raise UsageError(f"{threads} threads are not accepted.", next_step="Use 1 to 1024.")
+        checkpoint = read_checkpoint(
+            path,
+            on_progress=on_progress,
+            cancel=cancel,
+            keep_float32=compute == "float32",
+            context_tokens=context_tokens,
+        )
+        opened = open_backend(
+            checkpoint,
+            knobs=knobs,
+            device=device,
+            threads=threads,
+            float32=compute == "float32",
+            on_progress=on_progress,
+            cancel=cancel,
+        )
+        card = opened.card(checkpoint, load_s=time.perf_counter() - begun)
+        return Engine(checkpoint, opened.backend, knobs, card)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the model; the engine cannot be used afterwards."""
+        self._backend.close()
+
+    def logits(self, token_ids: Sequence[int], *, chunk: int = PREFILL_CHUNK) -> Tensor:
+        """Teacher-forced logits of every position: float32 [T, vocabulary]."""
+        ids = self._checked_ids(token_ids)
+        self._backend.reset(speculate=False)
+        parts = [self._backend.all_logits(ids[at : at + chunk]) for at in range(0, len(ids), chunk)]
+        return torch.cat(parts)
+
+    def kernel_table(self) -> KernelTable:
+        """Per-operation times since the last reset."""
+        return self._backend.kernel_table()
+
+    def reset_kernel_table(self) -> None:
+        """Start the per-operation times anew."""
+        self._backend.reset_kernel_table()
+
+    def prompt_ids(self, request: GenerateRequest) -> tuple[list[int], bool]:
+        """The prompt's token ids and whether the answer starts inside a thinking part.
+
+        Raises PromptError when there is no prompt or more than one.
+        """
+        given = [bool(request.messages), request.prompt is not None, bool(request.token_ids)]
+        if sum(given) != 1:
+            raise PromptError(
+                "A request needs exactly one of messages, prompt and token ids.",
+                next_step="Type a question first.",
+            )
+        if request.token_ids:
+            return self._checked_ids(request.token_ids), False
+        if request.prompt is not None:
+            ids = self._checkpoint.tokenizer.encode_text(request.prompt)
+            if not ids:
+                raise PromptError("The prompt is empty.", next_step="Type a question first.")
+            return ids, False
+        if not request.messages[-1].content.strip():
+            raise PromptError("The message is empty.", next_step="Type a question first.")
+        rendered = self._checkpoint.template.render(request.messages, thinking=request.thinking)
+        return list(rendered.ids), rendered.thinking
+
+    def generate(
+        self,
+        request: GenerateRequest,
+        *,
+        on_prompt: Callable[[int, int], None] | None = None,
+        on_text: Callable[[str], None] | None = None,
+        on_round: Callable[[Round, float, int], None] | None = None,
+        cancel: threading.Event | None = None,
+    ) -> Generation:
+        """Answer one request; blocks until it is done.
+
+        `on_prompt(done, total)` follows the prefill in tokens, `on_text` gets the raw stream as it grows,
+        `on_round(round, round_ms, context_tokens)` every round. A set `cancel` ends it within one chunk
+        or one round; what was written is returned with finish_reason "cancelled".
+        """
+        begun = time.perf_counter()
+        cancel = cancel or threading.Event()
+        if request.max_tokens < 1:
+            raise UsageError(
+                f"max_tokens {request.max_tokens} is not accepted.", next_step="Use 1 or more."
+            )
+        seed = secrets.randbits(63) if request.seed is None else request.seed
+        sampling = Sampling(request.temperature, request.top_p, request.top_k, request.min_p, seed)
+        ids, thinking = self.prompt_ids(request)
+        ids, dropped = self._fitted(ids, request.truncate)
+        depth = self._knobs.number("MTP_DEPTH") if request.speculate else 0
+        stream = _Stream(self._checkpoint, request.stop, thinking, on_text)
+        loop = DecodeLoop(self._backend, sampling, self._checkpoint.stop_ids)
+        tally = _Tally()
+        try:
+            self._prefill(ids, loop, depth > 0, on_prompt, cancel)
+            first_token_s = time.perf_counter()
+            finish = self._decode(request, loop, depth, stream, tally, on_round, cancel)
+        except Cancelled:
+            first_token_s = time.perf_counter()
+            finish = "cancelled"
+        finished = time.perf_counter()
+        stream.finish()
+        return tally.generation(
+            stream,
+            prompt_tokens=len(ids),
+            dropped=dropped,
+            finish=finish,
+            ttft_s=first_token_s - begun,
+            decode_s=finished - first_token_s,
+            roof_gbps=self.card.roof_gbps,
+        )
+
+    def _prefill(
+        self,
+        ids: list[int],
+        loop: DecodeLoop,
+        speculate: bool,
+        on_prompt: Callable[[int, int], None] | None,
+        cancel: threading.Event,
+    ) -> None:
+        self._backend.reset(speculate=speculate)
+        result = None
+        for at in range(0, len(ids), PREFILL_CHUNK):
+            if cancel.is_set():
+                raise Cancelled
+            result = self._backend.prefill(ids[at : at + PREFILL_CHUNK])
+            if on_prompt:
+                on_prompt(self._backend.length, len(ids))
+        assert result is not None
+        loop.begin(result)
+
+    def _decode(
+        self,
+        request: GenerateRequest,
+        loop: DecodeLoop,
+        depth: int,
+        stream: _Stream,
+        tally: _Tally,
+        on_round: Callable[[Round, float, int], None] | None,
+        cancel: threading.Event,
+    ) -> str:
+        """Rounds until something ends the answer; returns the finish reason."""
+        stop_ids = self._checkpoint.stop_ids
+        if loop.anchor in stop_ids:
+            return "stop"
+        if stream.add((loop.anchor,)):
+            return "stop"
+        while len(stream.ids) < request.max_tokens:
+            if cancel.is_set():
+                return "cancelled"
+            if loop.room() < 1:
+                return "context"
+            started = time.perf_counter()
+            done = loop.round(depth, request.max_tokens - len(stream.ids))
+            stopped = done.tokens[-1] in stop_ids
+            stopped = stream.add(done.tokens[:-1] if stopped else done.tokens) or stopped
+            round_ms = (time.perf_counter() - started) * 1e3
+            tally.count(done, round_ms)
+            if on_round:
+                on_round(done, round_ms, self._backend.length)
+            if stopped:
+                return "stop"
+        return "length"
+
+    def _fitted(self, ids: list[int], truncate: bool) -> tuple[list[int], int]:
+        """The prompt as it fits with room for one new token, and how many tokens were dropped."""
+        room = self._backend.capacity - 1
+        if len(ids) <= room:
+            return ids, 0
+        if not truncate:
+            raise PromptError(
+                f"The prompt has {len(ids):,} tokens; the context holds {self._backend.capacity:,} "
+                "with at least one for the answer.",
+                kept="Nothing was changed.",
+                next_step=f"Shorten it by {len(ids) - room:,} tokens, or ask for it to be cut.",
+            )
+        return ids[-room:], len(ids) - room
+
+    def _checked_ids(self, token_ids: Sequence[int]) -> list[int]:
+        ids = [int(token) for token in token_ids]
+        if not ids:
+            raise PromptError("The prompt is empty.", next_step="Give at least one token.")
+        bad = next((token for token in ids if not 0 <= token < self.card.vocab_size), None)
+        if bad is not None:
+            raise PromptError(
+                f"Token id {bad} is outside the vocabulary of {self.card.vocab_size}.",
+                next_step="Use ids of this model's tokenizer.",
+            )
+        if len(ids) > self._backend.capacity:
+            raise PromptError(
+                f"{len(ids):,} tokens do not fit the context of {self._backend.capacity:,}."
+            )
+        return ids
+
+
+class _Stream:
+    """Turns token ids into shown text: whole characters, nothing past a stop string."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        stops: tuple[str, ...],
+        thinking: bool,
+        on_text: Callable[[str], None] | None,
+    ) -> None:
+        self.ids: list[int] = []
+        self._detokeniser = Detokeniser(checkpoint.tokenizer)
+        self._scanner = StopScanner(stops)
+        self._parts: list[str] = []
+        self._on_text = on_text
+        if thinking:
+            self._show("<think>\n")
+
+    def add(self, tokens: Sequence[int]) -> bool:
+        """Append tokens; True when a stop string was met (its tokens stay in `ids`)."""
+        self.ids.extend(tokens)
+        text = "".join(self._detokeniser.feed(token) for token in tokens)
+        self._show(self._scanner.feed(text))
+        return self._scanner.stopped
+
+    def finish(self) -> None:
+        """Show what was held back for a character or a stop string that did not come."""
+        if not self._scanner.stopped:
+            self._show(self._scanner.feed(self._detokeniser.flush()))
+            self._show(self._scanner.flush())
+
+    def split(self) -> tuple[str, str]:
+        """(answer, reasoning): the text after and inside the thinking part."""
+        text = "".join(self._parts)
+        if not text.startswith("<think>"):
+            return text, ""
+        inside, _, answer = text.removeprefix("<think>").partition("</think>")
+        return answer.lstrip("\n"), inside.strip("\n")
+
+    def _show(self, text: str) -> None:
+        if text:
+            self._parts.append(text)
+            if self._on_text:
+                self._on_text(text)
+
+
+class _Tally:
+    """Sums over the rounds of one answer."""
+
+    def __init__(self) -> None:
+        self._round_ms: list[float] = []
+        self._tokens = self._drafted = self._accepted = self._bytes = 0
+
+    def count(self, done: Round, round_ms: float) -> None:
+        self._round_ms.append(round_ms)
+        self._tokens += len(done.tokens)
+        self._drafted += done.drafted
+        self._accepted += done.accepted
+        self._bytes += done.bytes_read
+
+    def generation(
+        self,
+        stream: _Stream,
+        *,
+        prompt_tokens: int,
+        dropped: int,
+        finish: str,
+        ttft_s: float,
+        decode_s: float,
+        roof_gbps: float | None,
+    ) -> Generation:
+        """The answer with its figures; decode rates leave out the first token, which the prefill gave."""
+        text, reasoning = stream.split()
+        rounds = len(self._round_ms)
+        rounds_s = sum(self._round_ms) / 1e3
+        return Generation(
+            text=text,
+            reasoning=reasoning,
+            token_ids=tuple(stream.ids),
+            prompt_tokens=prompt_tokens,
+            dropped_prompt_tokens=dropped,
+            finish_reason=finish,
+            rounds=rounds,
+            drafted_tokens=self._drafted,
+            accepted_tokens=self._accepted,
+            tokens_per_round=self._tokens / rounds if rounds else None,
+            acceptance_pct=100.0 * self._accepted / self._drafted if self._drafted else None,
+            ttft_ms=ttft_s * 1e3,
+            prefill_tps=prompt_tokens / ttft_s if ttft_s > 0 and stream.ids else None,
+            decode_tps=self._tokens / decode_s if rounds and decode_s > 0 else None,
+            round_ms_median=statistics.median(self._round_ms) if rounds else None,
+            bytes_per_round=self._bytes // rounds if rounds else None,
+            read_gbps=self._bytes / rounds_s / 1e9 if rounds_s > 0 else None,
+            roof_gbps=roof_gbps,
+        )

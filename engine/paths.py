@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Where the product's own files and the user's folders are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from engine.errors import UsageError
+
+_ROOT = Path(__file__).resolve().parent.parent
+PROFILES = {"serve": "serve.env"}
+
+
+def demo_model() -> Path:
+    """Folder of the demo model that ships with the product."""
+    return _ROOT / "assets" / "demo-model"
+
+
+def profile_path(profile: str | Path | None) -> Path | None:
+    """The env file of a named profile, or the path of the caller's own file; None means defaults."""
+    if profile is None:
+        return None
+    name = str(profile)
+    if name in PROFILES:
+        return _ROOT / "ops" / PROFILES[name]
+    path = Path(name)
+    if path.is_file():
+        return path
+    raise UsageError(
+        f"Profile {name!r} is neither a file nor one of {', '.join(PROFILES)}.",
+        next_step="Name a profile, or give the path of a KEY=value file.",
+    )
+
+
+def data_dir() -> Path:
+    """The user's folder for what Rondo writes (runs, exports); not created here."""
+    base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(base).expanduser() / "rondo"

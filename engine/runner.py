@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The engine in its own thread, behind the handle the console drives (`engine.api.EngineHandle`)."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psutil
+
+from engine.api import (
+    DRAFTERS,
+    ErrorReport,
+    Event,
+    Failed,
+    Finished,
+    GenerateRequest,
+    KernelTable,
+    Loaded,
+    LoadFailed,
+    LoadProgress,
+    LoadProgressed,
+    ModelCard,
+    RoundRing,
+    Snapshot,
+    Started,
+    StateChanged,
+)
+from engine.errors import BusyError
+from engine.paths import demo_model
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+    from engine.spec.decode import Round
+
+_NO_MODEL = "no model is loaded"
+_PROGRESS_EVERY_S = 0.05
+_TEXTS_KEPT = 64  # raw streams of the latest requests
+
+
+class ThreadedEngine:
+    """See `engine.api.EngineHandle`. The thread starts here and ends in `close`."""
+
+    def __init__(
+        self, *, knobs: Mapping[str, str] | None = None, threads: int | None = None
+    ) -> None:
+        self.ring = RoundRing()
+        self._knobs = dict(knobs or {})
+        self._threads = threads
+        self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._cancels: set[threading.Event] = set()  # of the commands that wait or run
+        self._cancels_lock = threading.Lock()
+        self._engine: Engine | None = None
+        self._card: ModelCard | None = None
+        self._texts: dict[int, list[str]] = {}
+        self._requests = 0
+        self._closing = False
+        self._state = "empty"
+        self._beat_s = time.monotonic()
+        self._request_id = 0
+        self._prompt_tokens = self._prompt_done = self._tokens_out = 0
+        self._thinking = False
+        self._context_tokens = 0
+        self._process = psutil.Process()
+        self._thread = threading.Thread(target=self._run, name="rondo-engine", daemon=True)
+        self._thread.start()
+
+    def load(
+        self,
+        path: str,
+        *,
+        threads: int | None = None,
+        knobs: Mapping[str, str] | None = None,
+    ) -> None:
+        self._submit(lambda cancel: self._load(path, threads, knobs, cancel))
+
+    def generate(self, request: GenerateRequest) -> int:
+        self._requests += 1
+        request_id = self._requests
+        self._texts[request_id] = []
+        self._texts.pop(request_id - _TEXTS_KEPT, None)
+        self._submit(lambda cancel: self._generate(request_id, request, cancel))
+        return request_id
+
+    def cancel(self) -> None:
+        with self._cancels_lock:
+            for cancel in self._cancels:
+                cancel.set()
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        if not self._closing:
+            self._closing = True
+            self.cancel()
+            self._commands.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
+            state=self._state,
+            beat_s=self._beat_s,
+            request_id=self._request_id,
+            prompt_tokens=self._prompt_tokens,
+            prompt_done=self._prompt_done,
+            tokens_out=self._tokens_out,
+            thinking=self._thinking,
+            context_tokens=self._context_tokens,
+            context_limit=self._card.context_tokens if self._card else 0,
+            memory_bytes=self._process.memory_info().rss,
+            model=self._card,
+        )
+
+    def events(self) -> list[Event]:
+        drained = []
+        while True:
+            try:
+                drained.append(self._events.get_nowait())
+            except queue.Empty:
+                return drained
+
+    def text_since(self, request_id: int, cursor: int) -> tuple[str, int]:
+        # The list only grows, so a cursor in characters would rescan it: the cursor counts its parts.
+        parts = self._texts.get(request_id, [])
+        end = len(parts)
+        return "".join(parts[cursor:end]), end
+
+    def kernel_table(self) -> KernelTable:
+        engine = self._engine
+        return engine.kernel_table() if engine else KernelTable((), 0, 0.0, 0.0, _NO_MODEL)
+
+    def reset_kernel_table(self) -> None:
+        engine = self._engine
+        if engine:
+            engine.reset_kernel_table()
+
+    def demo_model_path(self) -> str:
+        return str(demo_model())
+
+    def _submit(self, run: Callable[[threading.Event], None]) -> None:
+        if self._closing:
+            raise BusyError("The engine is closing.", next_step="Start Rondo again.")
+        command = _Command(run, threading.Event())
+        with self._cancels_lock:
+            self._cancels.add(command.cancel)
+        self._commands.put(command)
+
+    def _run(self) -> None:
+        """The thread: one command after the other until close."""
+        while (command := self._next()) is not None:
+            command.run(command.cancel)
+            with self._cancels_lock:
+                self._cancels.discard(command.cancel)
+        self._set_state("closing")
+        if self._engine:
+            self._engine.close()
+            self._engine = None
+        self._set_state("closed")
+
+    def _next(self) -> _Command | None:
+        """The next command; while there is none the heart still beats twice a second."""
+        while True:
+            try:
+                return self._commands.get(timeout=0.5)
+            except queue.Empty:
+                self._beat_s = time.monotonic()
+
+    def _set_state(self, state: str) -> None:
+        self._beat_s = time.monotonic()
+        if state != self._state:
+            self._state = state
+            self._events.put(StateChanged(state))
+
+    def _settle(self) -> None:
+        self._set_state("ready" if self._engine else "empty")
+
+    def _load(
+        self,
+        path: str,
+        threads: int | None,
+        knobs: Mapping[str, str] | None,
+        cancel: threading.Event,
+    ) -> None:
+        self._set_state("loading")
+        told = _Every(_PROGRESS_EVERY_S)
+
+        def on_progress(progress: LoadProgress) -> None:
+            self._beat_s = time.monotonic()
+            if told.due() or progress.done_bytes == progress.total_bytes:
+                self._events.put(LoadProgressed(progress))
+
+        try:
+            from engine.engine import Engine
+
+            opened = Engine.open(
+                path,
+                knobs={**self._knobs, **(knobs or {})},
+                threads=threads or self._threads,
+                on_progress=on_progress,
+                cancel=cancel,
+            )
+        except Exception as error:
+            report = ErrorReport.of(error, traceback.format_exc())
+            if self._card:
+                kept = f"{self._card.name} is still loaded. {report.kept}".strip()
+                report = ErrorReport(
+                    report.title, report.cause, kept, report.next_step, report.details
+                )
+            self._events.put(LoadFailed(path, report))
+        else:
+            previous, self._engine = self._engine, opened
+            self._card = opened.card
+            self._context_tokens = 0
+            if previous:
+                previous.close()
+            self._events.put(Loaded(opened.card))
+        self._settle()
+
+    def _generate(self, request_id: int, request: GenerateRequest, cancel: threading.Event) -> None:
+        self._request_id = request_id
+        self._prompt_tokens = self._prompt_done = self._tokens_out = 0
+        parts = self._texts.setdefault(request_id, [])
+        try:
+            if self._engine is None:
+                raise BusyError("No model is loaded.", next_step="Open a model folder first.")
+            self._set_state("prefilling")
+            generation = self._engine.generate(
+                request,
+                on_prompt=lambda done, total: self._on_prompt(request_id, done, total),
+                on_text=lambda text: self._on_text(parts, text),
+                on_round=self._on_round,
+                cancel=cancel,
+            )
+        except Exception as error:
+            report = ErrorReport.of(error, traceback.format_exc())
+            self._events.put(Failed(request_id, report, "".join(parts)))
+        else:
+            self._events.put(Finished(request_id, generation))
+        self._thinking = False
+        self._settle()
+
+    def _on_prompt(self, request_id: int, done: int, total: int) -> None:
+        if not self._prompt_tokens:
+            self._prompt_tokens = total
+            self._events.put(Started(request_id, total))
+        self._prompt_done = self._context_tokens = done
+        self._beat_s = time.monotonic()
+        if done == total:
+            self._set_state("writing")
+
+    def _on_text(self, parts: list[str], text: str) -> None:
+        parts.append(text)
+        if text.startswith("<think>") and len(parts) == 1:
+            self._thinking = True
+        elif self._thinking and "</think>" in text:
+            self._thinking = False
+
+    def _on_round(self, done: Round, round_ms: float, context_tokens: int) -> None:
+        self._beat_s = time.monotonic()
+        self._tokens_out += len(done.tokens)
+        self._context_tokens = context_tokens
+        self.ring.append(
+            request_id=self._request_id,
+            end_s=self._beat_s,
+            committed_tokens=len(done.tokens),
+            drafted_tokens=done.drafted,
+            accepted_tokens=done.accepted,
+            rows=done.rows,
+            context_tokens=context_tokens,
+            drafter=DRAFTERS.index("mtp" if done.drafted else "none"),
+            draft_ms=done.draft_ms,
+            verify_ms=done.verify_ms,
+            commit_ms=done.commit_ms,
+            sample_ms=done.sample_ms,
+            round_ms=round_ms,
+            bytes_read=done.bytes_read,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """Work for the thread and the event that cancels it."""
+
+    run: Callable[[threading.Event], None]
+    cancel: threading.Event
+
+
+class _Every:
+    """True at most once an interval."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._last_s = 0.0
+
+    def due(self) -> bool:
+        now_s = time.monotonic()
+        if now_s - self._last_s < self._interval_s:
+            return False
+        self._last_s = now_s
+        return True
