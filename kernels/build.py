@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Compiles the native CPU kernels for the machine at hand, on first use, and caches the result."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+_ROOT = Path(__file__).parent
+_COMPILE_JOBS = 2
+_COMMON_FLAGS = (
+    "-O3",
+    "-std=c++17",
+    "-fPIC",
+    "-pthread",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wno-psabi",
+)
+_SANITIZE_FLAGS = (
+    "-O1",
+    "-g",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+    "-fno-omit-frame-pointer",
+)
+
+
+@dataclass(frozen=True)
+class IsaLevel:
+    """One instruction-set level: compiler flags and the processor flags it needs."""
+
+    name: str
+    flags: tuple[str, ...]
+    needs: frozenset[str]
+
+
+_AVX2 = frozenset({"avx2", "fma", "bmi2", "f16c"})
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+# Fastest first.
+ISA_LEVELS = (
+    IsaLevel(
+        "avx512bf16",
+        ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vbmi", "-mavx512vnni"),
+        _AVX512 | {"avx512_bf16", "avx512vbmi", "avx512_vnni"},
+    ),
+    IsaLevel("avx512", ("-march=x86-64-v4",), _AVX512),
+    IsaLevel("avx2", ("-march=x86-64-v3",), _AVX2),
+    IsaLevel("portable", (), frozenset()),
+)
+
+
+class NativeBuildError(RuntimeError):
+    """The native kernels cannot be built or loaded; the text says why and what to do."""
+
+
+class NativeLibrary:
+    """A loaded set of native kernels for one instruction-set level."""
+
+    def __init__(self, path: Path, isa: str) -> None:
+        self.path = path
+        self.isa = isa
+        try:
+            self._cdll = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise NativeBuildError(
+                f"the compiled kernels {path} could not be loaded: {error}; delete that file and"
+                " start again"
+            ) from error
+
+    def function(self, name: str) -> ctypes._CFuncPtr:
+        """The C function `name`; ctypes releases the GIL while it runs.
+
+        Raises:
+            ValueError: the library has no such symbol.
+        """
+        try:
+            return getattr(self._cdll, name)
+        except AttributeError:
+            raise ValueError(f"the native library has no function {name}") from None
+
+    def address(self, name: str) -> int:
+        """The address of the C function `name`, as a tape step stores it."""
+        return ctypes.cast(self.function(name), ctypes.c_void_p).value or 0
+
+    def has(self, name: str) -> bool:
+        """Whether the library exports `name`."""
+        return hasattr(self._cdll, name)
+
+
+def machine_isas() -> list[str]:
+    """The levels this processor can run, fastest first."""
+    flags = _processor_flags()
+    return [level.name for level in ISA_LEVELS if level.needs <= flags]
+
+
+def load_library(
+    isa: str | None = None,
+    *,
+    sanitize: bool = False,
+    sources: Sequence[Path] | None = None,
+    on_progress: Callable[[str], None] | None = None,
+) -> NativeLibrary:
+    """Build (or take from the cache) and load the native kernels.
+
+    Args:
+        isa: a level of ISA_LEVELS; None takes the fastest this processor runs.
+        sanitize: address and undefined-behaviour checks; libasan must be preloaded.
+        sources: C++ files; None takes every `kernels/*/*.cpp`.
+        on_progress: called with one line per compiled file; never called on a cache hit.
+
+    Raises:
+        ValueError: unknown level, or one this processor cannot run.
+        NativeBuildError: no compiler, a failed compilation, or an unusable cache folder.
+    """
+    level = _level(isa)
+    compiler = _compiler()
+    files = sorted(_ROOT.glob("*/*.cpp")) if sources is None else sorted(sources)
+    flags = [*_COMMON_FLAGS, *level.flags, *(_SANITIZE_FLAGS if sanitize else ())]
+    folder = _cache_folder()
+    shared = _digest([*sorted(_ROOT.glob("*/*.h")), *sorted(_ROOT.glob("*/*.inc"))])
+    recipe = " ".join([shared, _version(compiler), *compiler, *flags])
+    keys = {file: _hash(recipe + _digest([file])) for file in files}
+    name = f"rondo-{level.name}{'-sanitize' if sanitize else ''}"
+    target = folder / f"{name}-{_hash(recipe + ' '.join(keys.values()))}.so"
+    if not target.exists():
+        with _locked(folder / "build.lock"):
+            if not target.exists():
+                _build([*compiler, *flags], keys, target, on_progress or (lambda line: None))
+    return NativeLibrary(target, level.name)
+
+
+def _level(isa: str | None) -> IsaLevel:
+    available = machine_isas()
+    if isa is None:
+        isa = available[0]
+    known = {level.name: level for level in ISA_LEVELS}
+    if isa not in known:
+        raise ValueError(f"unknown instruction-set level {isa!r}; known: {', '.join(known)}")
+    if isa not in available:
+        missing = ", ".join(sorted(known[isa].needs - _processor_flags()))
+        raise ValueError(
+            f"this processor cannot run {isa} (it lacks {missing}); usable: {', '.join(available)}"
+        )
+    return known[isa]
+
+
+def _processor_flags() -> frozenset[str]:
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return frozenset()
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return frozenset()
+    for line in text.splitlines():
+        if line.startswith("flags"):
+            return frozenset(line.partition(":")[2].split())
+    return frozenset()
+
+
+def _compiler() -> list[str]:
+    named = shlex.split(os.environ.get("CXX", ""))
+    for candidate in ([named] if named else []) + [["g++"], ["c++"], ["clang++"]]:
+        if shutil.which(candidate[0]):
+            return candidate
+    raise NativeBuildError(
+        "no C++ compiler was found (looked for $CXX, g++, c++ and clang++); install one, for"
+        " example with `apt install g++`, `dnf install gcc-c++` or `xcode-select --install`"
+    )
+
+
+def _version(compiler: list[str]) -> str:
+    command = [*compiler, "--version"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise NativeBuildError(f"`{shlex.join(command)}` failed: {error}") from error
+    return done.stdout
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    folder = Path(base) / "rondo" / "native"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NativeBuildError(
+            f"the cache folder {folder} cannot be made: {error}; set XDG_CACHE_HOME to a folder"
+            " that can be written"
+        ) from error
+    return folder
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def _digest(files: Sequence[Path]) -> str:
+    total = hashlib.sha256()
+    for file in files:
+        total.update(f"{file.parent.name}/{file.name}\0".encode())
+        total.update(file.read_bytes())
+    return total.hexdigest()
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+def _build(
+    command: list[str],
+    keys: dict[Path, str],
+    target: Path,
+    progress: Callable[[str], None],
+) -> None:
+    objects = target.parent / "objects"
+    objects.mkdir(exist_ok=True)
+    include = f"-I{_ROOT / 'cpu'}"
+
+    def compile_one(file: Path) -> Path:
+        built = objects / f"{keys[file]}.o"
+        if not built.exists():
+            progress(f"compiling {file.parent.name}/{file.name} ({target.name.split('-')[1]})")
+            _produce([*command, include, "-c", str(file)], built)
+        return built
+
+    with ThreadPoolExecutor(_COMPILE_JOBS) as jobs:
+        built = list(jobs.map(compile_one, keys))
+    _produce([*command, "-shared", *map(str, built)], target)
+
+
+def _produce(command: list[str], target: Path) -> None:
+    """Run a compiler command whose output appears under its final name only when complete."""
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        partial = Path(scratch) / target.name
+        full = [*command, "-o", str(partial)]
+        try:
+            done = subprocess.run(full, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise NativeBuildError(f"`{shlex.join(full)}` could not run: {error}") from error
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if "error" in line.lower()]
+            shown = "\n".join((lines or done.stderr.splitlines())[:8])
+            raise NativeBuildError(f"the command\n  {shlex.join(full)}\nfailed:\n{shown}")
+        os.replace(partial, target)

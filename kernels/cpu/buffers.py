@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Aligned CPU buffers and the operand checks every native wrapper shares."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ALIGNMENT_BYTES = 64
+
+
+def aligned_empty(
+    shape: tuple[int, ...] | int, dtype: torch.dtype, *, alignment: int = 64
+) -> Tensor:
+    """An uninitialised contiguous CPU tensor whose first element lies on `alignment` bytes."""
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    count = 1
+    for size in sizes:
+        count *= size
+    item = torch.empty((), dtype=dtype).element_size()
+    raw = torch.empty(count * item + alignment, dtype=torch.uint8)
+    start = -raw.data_ptr() % alignment
+    return raw[start : start + count * item].view(dtype).view(sizes)
+
+
+def aligned_zeros(
+    shape: tuple[int, ...] | int, dtype: torch.dtype, *, alignment: int = 64
+) -> Tensor:
+    """aligned_empty, filled with zeros."""
+    return aligned_empty(shape, dtype, alignment=alignment).zero_()
+
+
+def aligned_copy(source: Tensor, *, alignment: int = 64) -> Tensor:
+    """A contiguous aligned CPU copy of `source`."""
+    copy = aligned_empty(tuple(source.shape), source.dtype, alignment=alignment)
+    return copy.copy_(source)
+
+
+def require(
+    name: str,
+    tensor: Tensor,
+    dtype: torch.dtype,
+    shape: tuple[int | None, ...],
+    *,
+    alignment: int = 1,
+) -> int:
+    """Check an operand and return its address.
+
+    Args:
+        shape: expected sizes; None accepts any size on that axis.
+        alignment: bytes the address must be a multiple of.
+
+    Raises:
+        ValueError: device, dtype, shape, contiguity or alignment differ; the text names the
+            operand, what was expected and what was given.
+    """
+    if tensor.device.type != "cpu":
+        raise ValueError(f"{name} must be a CPU tensor, got {tensor.device}")
+    if tensor.dtype != dtype:
+        raise ValueError(f"{name} must be {dtype}, got {tensor.dtype}")
+    given = tuple(tensor.shape)
+    if len(given) != len(shape) or any(
+        w not in (None, g) for w, g in zip(shape, given, strict=True)
+    ):
+        wanted = ["any" if size is None else size for size in shape]
+        raise ValueError(f"{name} must have shape {wanted}, got {list(given)}")
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name} must be contiguous, got strides {tensor.stride()}")
+    return _aligned_address(name, tensor, alignment)
+
+
+def require_rows(
+    name: str, tensor: Tensor, dtype: torch.dtype, rows: int, columns: int, *, alignment: int = 1
+) -> tuple[int, int]:
+    """Check a matrix [>= rows, columns] with unit column stride; return (address, row stride).
+
+    The row stride is in elements; the rows themselves may lie apart (a column slice of a wider
+    buffer).
+
+    Raises:
+        ValueError: as `require`, and when fewer than `rows` rows exist.
+    """
+    if tensor.device.type != "cpu":
+        raise ValueError(f"{name} must be a CPU tensor, got {tensor.device}")
+    if tensor.dtype != dtype:
+        raise ValueError(f"{name} must be {dtype}, got {tensor.dtype}")
+    if tensor.dim() != 2 or tensor.shape[0] < rows or tensor.shape[1] != columns:
+        raise ValueError(f"{name} must have shape [>= {rows}, {columns}], got {list(tensor.shape)}")
+    if tensor.stride(1) != 1:
+        raise ValueError(f"{name} must have unit column stride, got strides {tensor.stride()}")
+    return _aligned_address(name, tensor, alignment), tensor.stride(0)
+
+
+def _aligned_address(name: str, tensor: Tensor, alignment: int) -> int:
+    address = tensor.data_ptr()
+    if address % alignment:
+        raise ValueError(
+            f"{name} must lie on {alignment} bytes, got an address {address % alignment} past one"
+        )
+    return address

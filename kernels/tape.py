@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Records native kernel calls once and replays a whole forward in one call without the GIL."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from kernels.build import NativeBuildError, NativeLibrary
+from kernels.cpu.buffers import aligned_zeros
+
+DEFAULT_SPIN_US = 50
+_NO_BARRIER, _SERIAL = 1, 2
+
+
+class _Step(ctypes.Structure):
+    _fields_ = [
+        ("fn", ctypes.c_void_p),
+        ("args", ctypes.c_void_p),
+        ("flags", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    ]
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """What one step must move and compute: the byte and operation model of its kernel."""
+
+    name: str
+    bytes_read: int
+    flops: int
+
+
+class Pool:
+    """Persistent native workers; the thread that runs a tape is worker 0."""
+
+    def __init__(
+        self, library: NativeLibrary, threads: int, *, spin_us: int = DEFAULT_SPIN_US
+    ) -> None:
+        """Start `threads` - 1 workers that spin `spin_us` after a run before they park.
+
+        Raises:
+            ValueError: threads outside 1..256 or spin_us below 0.
+            NativeBuildError: the workers cannot be started, or the library is of another version.
+        """
+        if not 1 <= threads <= 256:
+            raise ValueError(f"threads must lie in 1..256, got {threads}")
+        if spin_us < 0:
+            raise ValueError(f"spin_us must not be negative, got {spin_us}")
+        self.library = library
+        self.threads = threads
+        size = library.function("rondo_step_size")
+        size.restype = ctypes.c_int64
+        if size() != ctypes.sizeof(_Step):
+            raise NativeBuildError(f"{library.path} describes a step in {size()} bytes")
+        create = library.function("rondo_pool_create")
+        create.restype, create.argtypes = ctypes.c_void_p, [ctypes.c_int32, ctypes.c_int32]
+        self._destroy = library.function("rondo_pool_destroy")
+        self._destroy.restype, self._destroy.argtypes = None, [ctypes.c_void_p]
+        self.run_steps = library.function("rondo_pool_run")
+        self.run_steps.restype = None
+        self.run_steps.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+            ctypes.c_int32,
+            ctypes.c_void_p,
+        ]
+        self._scratch: list = []
+        self.handle: int | None = create(threads, spin_us)
+        if not self.handle:
+            raise NativeBuildError(f"{threads - 1} native worker threads could not be started")
+
+    def scratch(self, bytes_per_worker: int) -> tuple[int, int]:
+        """(address, stride in bytes) of working memory: worker w owns address + w * stride.
+
+        The memory lives as long as the pool and is shared by all steps, so nothing in it outlasts
+        the step that wrote it.
+        """
+        stride = -(-max(bytes_per_worker, 64) // 4096) * 4096 + 64
+        if not self._scratch or self._scratch[-1][1] < stride:
+            block = aligned_zeros(stride * self.threads, torch.uint8)
+            self._scratch.append((block, stride))
+        block, stride = self._scratch[-1]
+        return block.data_ptr(), stride
+
+    def close(self) -> None:
+        """Stop the workers. No tape of this pool may run afterwards."""
+        if self.handle:
+            self._destroy(self.handle)
+            self.handle = None
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None):
+            self.close()
+
+
+class Tape:
+    """An ordered list of native steps over static buffers."""
+
+    def __init__(self, pool: Pool, *, eager: bool = False) -> None:
+        """A recorder; with `eager` each step runs as it is appended, through the same kernels."""
+        self.pool = pool
+        self.eager = eager
+        self.models: list[StepModel] = []
+        self._keep: list[tuple] = []
+        self._records: list[_Step] = []
+        self._steps: ctypes.Array | None = None
+        self.stamps_ns = np.zeros(1, np.uint64)
+
+    @property
+    def names(self) -> list[str]:
+        """Step names in order."""
+        return [model.name for model in self.models]
+
+    def append(
+        self,
+        name: str,
+        function: str,
+        args: ctypes.Structure,
+        keep: tuple = (),
+        *,
+        bytes_read: int = 0,
+        flops: int = 0,
+        barrier: bool = True,
+        serial: bool = False,
+    ) -> None:
+        """Record the call `function(&args, worker, workers)`, or run it at once when eager.
+
+        Args:
+            name: label of the step in timings.
+            keep: objects whose memory `args` points into; held as long as the tape.
+            bytes_read, flops: the byte and operation model of this call.
+            barrier: False lets workers enter the next step without waiting; only for a next step
+                that touches nothing this one writes.
+            serial: worker 0 alone runs the step.
+
+        Raises:
+            ValueError: the function is unknown, or `args` has another size than its C struct.
+        """
+        library = self.pool.library
+        if library.has(f"{function}_args_size"):
+            size = library.function(f"{function}_args_size")
+            size.restype = ctypes.c_int64
+            if size() != ctypes.sizeof(args):
+                raise ValueError(
+                    f"{function} takes {size()} bytes of arguments, got {ctypes.sizeof(args)}"
+                )
+        flags = (0 if barrier else _NO_BARRIER) | (_SERIAL if serial else 0)
+        step = _Step(library.address(function), ctypes.addressof(args), flags, 0)
+        self._records.append(step)
+        self._keep.append((args, keep))
+        self.models.append(StepModel(name, bytes_read, flops))
+        self._steps = None
+        if self.eager:
+            stamps = np.zeros(2, np.uint64)
+            self._run(ctypes.addressof(step), 1, stamps)
+            previous = self.stamps_ns if len(self.models) > 1 else stamps[:1]
+            # The time between two eager steps belongs to neither, so later stamps move back by it.
+            end = previous[-1] + (stamps[1] - stamps[0])
+            self.stamps_ns = np.append(previous, end)
+
+    def run(self) -> None:
+        """Replay every step in one native call.
+
+        Raises:
+            ValueError: the tape is eager; its steps ran when they were appended.
+        """
+        if self.eager:
+            raise ValueError("an eager tape has nothing to replay")
+        if self._steps is None:
+            self._steps = (_Step * len(self._records))(*self._records)
+            self.stamps_ns = np.zeros(len(self._records) + 1, np.uint64)
+        self._run(ctypes.addressof(self._steps), len(self._records), self.stamps_ns)
+
+    def clear(self) -> None:
+        """Forget every step and the buffers held for it."""
+        self.models.clear()
+        self._keep.clear()
+        self._records.clear()
+        self._steps = None
+        self.stamps_ns = np.zeros(1, np.uint64)
+
+    def step_ms(self) -> np.ndarray:
+        """Milliseconds of each step in the latest run, float64 [steps]."""
+        return np.diff(self.stamps_ns.astype(np.int64)) * 1e-6
+
+    def kernel_ms(self) -> dict[str, float]:
+        """Milliseconds of the latest run, summed by step name, in order of first appearance."""
+        total: dict[str, float] = {}
+        for name, step_ms in zip(self.names, self.step_ms(), strict=False):
+            total[name] = total.get(name, 0.0) + float(step_ms)
+        return total
+
+    def _run(self, steps: int, count: int, stamps: np.ndarray) -> None:
+        if not self.pool.handle:
+            raise ValueError("the pool of this tape is closed")
+        self.pool.run_steps(self.pool.handle, steps, count, stamps.ctypes.data)
