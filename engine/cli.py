@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The headless commands: parsing, exit codes and error messages.
+
+Exit codes: 0 ok, 1 failed, 2 usage, 3 a gate did not hold. With --json stdout carries one JSON object and
+everything else goes to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+
+from engine.errors import Cancelled, RondoError, UsageError
+
+OK, FAILED, USAGE, GATE = 0, 1, 2, 3
+
+COMMANDS = {
+    "generate": "one answer on the terminal",
+    "probe": "cold memory-read rate of this machine",
+    "doctor": "what this machine has, what will be used, what is missing",
+    "knobs": "the QWEN38_* switches, their values and where each comes from",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    cancel = threading.Event()
+    previous = signal.signal(signal.SIGINT, lambda *_: cancel.set())
+    try:
+        return arguments.run(arguments, cancel)
+    except Cancelled as error:
+        print(error, file=sys.stderr)
+        return FAILED
+    except RondoError as error:
+        _tell(error, as_json=arguments.json)
+        return USAGE if isinstance(error, UsageError) else FAILED
+    except BrokenPipeError:
+        # The reader went away (`rondo generate | head`); the interpreter must not flush into the pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def print_json(values: dict[str, object]) -> None:
+    """The one JSON object of a command, with characters outside UTF-8 replaced."""
+    text = json.dumps(values, ensure_ascii=False, indent=2, default=str)
+    sys.stdout.buffer.write(text.encode("utf-8", "replace") + b"\n")
+    sys.stdout.flush()
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """The options of every command that opens a model."""
+    parser.add_argument("--model", metavar="DIR", help="model folder (default: the demo model)")
+    parser.add_argument("--profile", default="serve", help="serve, or a KEY=value file")
+    parser.add_argument(
+        "--knob",
+        action="append",
+        default=[],
+        metavar="QWEN38_X=V",
+        help="change one switch; may be repeated",
+    )
+    parser.add_argument("--threads", type=int, metavar="N", help="worker threads")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--context", type=int, metavar="N", help="positions to make room for")
+
+
+def knob_changes(arguments: argparse.Namespace) -> dict[str, str]:
+    """The --knob options as a mapping; UsageError when one is not KEY=value."""
+    changes = {}
+    for text in arguments.knob:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"--knob {text!r} is not KEY=value.", next_step="Write QWEN38_X=V.")
+        changes[name.strip()] = value
+    return changes
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rondo", description="Rondo without its window. `rondo` alone opens the console."
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, help_text in COMMANDS.items():
+        command = commands.add_parser(name, help=help_text, description=help_text)
+        command.add_argument("--json", action="store_true", help="one JSON object on stdout")
+        module = importlib.import_module(f"engine.commands.{name}")
+        module.add_options(command)
+        command.set_defaults(run=module.run)
+    return parser
+
+
+def _tell(error: RondoError, *, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "error": {
+                    "title": error.title,
+                    "cause": error.cause,
+                    "kept": error.kept,
+                    "next_step": error.next_step,
+                }
+            }
+        )
+    lines = [f"rondo: {error.cause}", error.kept, error.next_step]
+    print("\n       ".join(line for line in lines if line), file=sys.stderr)

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""`rondo generate`: one answer, streamed to the terminal or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import threading
+
+from engine.api import GenerateRequest, Generation, LoadProgress, Message
+from engine.cli import OK, add_model_options, knob_changes, print_json
+from engine.paths import demo_model
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    add_model_options(parser)
+    parser.add_argument("--prompt", required=True, metavar="T", help="the question; - reads stdin")
+    parser.add_argument("--system", metavar="T", help="a system message before it")
+    parser.add_argument("--max-tokens", type=int, default=512, metavar="N")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="X")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="X")
+    parser.add_argument("--top-k", type=int, default=0, metavar="N")
+    parser.add_argument("--min-p", type=float, default=0.0, metavar="X")
+    parser.add_argument("--seed", type=int, metavar="S")
+    parser.add_argument("--stop", action="append", default=[], metavar="T", help="a stop string")
+    parser.add_argument("--no-spec", action="store_true", help="plain decoding, one row a round")
+    parser.add_argument("--raw", action="store_true", help="skip the chat template")
+    parser.add_argument("--thinking", choices=("on", "off"), help="override the template's default")
+    parser.add_argument(
+        "--truncate", action="store_true", help="cut the oldest part of a prompt that is too long"
+    )
+
+
+def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
+    """Open the model, answer, print."""
+    from engine.engine import Engine
+
+    request = _request(arguments)
+    with Engine.open(
+        arguments.model or demo_model(),
+        profile=arguments.profile,
+        knobs=knob_changes(arguments),
+        device=arguments.device,
+        threads=arguments.threads,
+        context_tokens=arguments.context,
+        on_progress=None if arguments.json else _show_progress,
+        cancel=cancel,
+    ) as engine:
+        for notice in engine.card.notices:
+            print(f"note: {notice}", file=sys.stderr)
+        show = None if arguments.json else _write
+        generation = engine.generate(request, on_text=show, cancel=cancel)
+        device = engine.card.device
+    if arguments.json:
+        values = dataclasses.asdict(generation)
+        print_json({**values, "token_ids": list(generation.token_ids), "device": device})
+    else:
+        print()
+        print(figures(generation), file=sys.stderr)
+    return OK
+
+
+def figures(generation: Generation) -> str:
+    """The figures of an answer in one line; what was not measured is left out."""
+    parts = [f"{len(generation.token_ids)} tokens"]
+    if generation.decode_tps is not None:
+        parts.append(f"{generation.decode_tps:,.0f} tok/s")
+    if generation.tokens_per_round is not None:
+        parts.append(f"{generation.tokens_per_round:.2f} tok/round")
+    if generation.acceptance_pct is not None:
+        parts.append(f"acceptance {generation.acceptance_pct:.0f} %")
+    if generation.round_ms_median is not None:
+        parts.append(f"{generation.round_ms_median:.2f} ms/round")
+    parts.append(f"first token after {generation.ttft_ms:.0f} ms")
+    if generation.read_gbps is not None:
+        roof = f" of {generation.roof_gbps:.1f}" if generation.roof_gbps else ""
+        parts.append(f"{generation.read_gbps:.1f}{roof} GB/s")
+    parts.append(f"ended: {generation.finish_reason}")
+    return ", ".join(parts)
+
+
+def _request(arguments: argparse.Namespace) -> GenerateRequest:
+    prompt = arguments.prompt
+    if prompt == "-":
+        prompt = sys.stdin.buffer.read().decode("utf-8", "replace")
+    messages = [] if arguments.system is None else [Message("system", arguments.system)]
+    thinking = None if arguments.thinking is None else arguments.thinking == "on"
+    return GenerateRequest(
+        messages=() if arguments.raw else (*messages, Message("user", prompt)),
+        prompt=prompt if arguments.raw else None,
+        max_tokens=arguments.max_tokens,
+        temperature=arguments.temperature,
+        top_p=arguments.top_p,
+        top_k=arguments.top_k,
+        min_p=arguments.min_p,
+        seed=arguments.seed,
+        stop=tuple(arguments.stop),
+        speculate=not arguments.no_spec,
+        thinking=thinking,
+        truncate=arguments.truncate,
+    )
+
+
+def _write(text: str) -> None:
+    sys.stdout.buffer.write(text.encode("utf-8", "replace"))
+    sys.stdout.flush()
+
+
+def _show_progress(progress: LoadProgress) -> None:
+    if sys.stderr.isatty():
+        share = 100 * progress.done_bytes // max(1, progress.total_bytes)
+        end = "\n" if progress.done_bytes >= progress.total_bytes else "\r"
+        print(f"{progress.stage}: {share:3d} %", end=end, file=sys.stderr)
