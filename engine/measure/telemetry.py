@@ -64,5 +64,5 @@ class RoundRing:
         index = np.arange(begin, end) % size
         rows = self._rows[index]
         # Rows the writer reached while they were copied are torn: drop them.
-        torn = max(0, self._count - size + 1 - begin)
+        torn = min(max(0, self._count - size + 1 - begin), len(rows))
         return rows[torn:], end, lost + torn
