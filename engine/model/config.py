@@ -172,9 +172,9 @@ class ModelConfig:
         layers = fields.integer("num_hidden_layers", _MAX_INTEGER["num_hidden_layers"])
         head_dim = fields.integer("head_dim", _MAX_HEAD_DIM)
         theta, rotary_dim = _rope(fields, head_dim)
-        tied = fields.get("tie_word_embeddings")
-        if tied is None:
-            tied = config.get("tie_word_embeddings", False)
+        # It may stand in either place; transformers writes an idle false at the top level.
+        ties = (fields.get("tie_word_embeddings"), config.get("tie_word_embeddings"))
+        tied = [fields.boolean("tie_word_embeddings", tie) for tie in ties if tie is not None]
         model = ModelConfig(
             hidden_size=fields.integer("hidden_size", _MAX_INTEGER["hidden_size"]),
             layers=layers,
@@ -197,7 +197,7 @@ class ModelConfig:
             context_tokens=fields.integer(
                 "max_position_embeddings", _MAX_INTEGER["max_position_embeddings"]
             ),
-            tied=fields.boolean("tie_word_embeddings", tied),
+            tied=any(tied),
             mtp_layers=_mtp_layers(fields),
         )
         _check_together(model, fields)

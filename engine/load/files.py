@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Opening the small files of a model folder, with errors that say what is wrong with which file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from engine.errors import CheckpointError
+
+MAX_JSON_BYTES = 256 << 20
+
+
+def model_folder(path: str | Path) -> Path:
+    """The folder at `path`.
+
+    Raises:
+        CheckpointError: nothing is there, it is a file, or it may not be listed.
+    """
+    folder = Path(path).expanduser()
+    try:
+        if not folder.exists():
+            raise CheckpointError(
+                f"{str(folder)!r} does not exist.",
+                next_step="Choose the folder that holds config.json and the .safetensors files.",
+            )
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"{str(folder)!r} is a file, not a folder.",
+                next_step="Choose the folder that holds config.json and the .safetensors files.",
+            )
+        next(folder.iterdir(), None)
+    except (OSError, ValueError) as error:
+        raise unreadable(folder, error) from error
+    return folder
+
+
+def unreadable(path: Path, error: Exception) -> CheckpointError:
+    """A CheckpointError for a file or folder that the system does not let us read."""
+    reason = getattr(error, "strerror", None) or str(error)
+    return CheckpointError(
+        f"{str(path)!r} cannot be read: {reason}.",
+        next_step="Check the path, the permissions and the disk.",
+    )
+
+
+def read_text(folder: Path, name: str) -> str | None:
+    """The text of folder/name without its byte order mark; None when there is no such file.
+
+    Raises:
+        CheckpointError: a folder in its place, too large, not UTF-8, or unreadable.
+    """
+    path = folder / name
+    try:
+        if not path.exists():
+            return None
+        if not path.is_file():
+            raise CheckpointError(
+                f"{name} is a folder where a file is expected.",
+                next_step="Download the model's files again.",
+            )
+        size = path.stat().st_size
+        if size > MAX_JSON_BYTES:
+            raise CheckpointError(
+                f"{name} has {size:,} bytes; at most {MAX_JSON_BYTES:,} are expected.",
+                next_step="Download this file again.",
+            )
+        data = path.read_bytes()
+    except OSError as error:
+        raise unreadable(path, error) from error
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(
+            f"{name} is not UTF-8 text: byte {error.start} of {len(data)} is invalid.",
+            next_step="Download this file again.",
+        ) from error
+
+
+def parse_json_object(text: str, name: str) -> dict[str, Any]:
+    """A JSON object in which no key stands twice; `name` is shown in errors.
+
+    Raises:
+        CheckpointError: not JSON, not an object, a repeated key, or nested too deeply.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_no_repeats)
+    except _RepeatedKeyError as error:
+        raise CheckpointError(
+            f"{name}: the key {error.key!r} stands twice in one object.",
+            next_step="Remove one of the two, or download this file again.",
+        ) from error
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise CheckpointError(
+            f"{name} is not valid JSON: {reason}.",
+            next_step="Download this file again.",
+        ) from error
+    if not isinstance(value, dict):
+        raise CheckpointError(
+            f"{name} must hold a JSON object, but holds a {type(value).__name__}.",
+            next_step="Download this file again.",
+        )
+    return value
+
+
+def read_json_object(folder: Path, name: str) -> dict[str, Any] | None:
+    """The JSON object in folder/name; None when there is no such file. Raises CheckpointError."""
+    text = read_text(folder, name)
+    return None if text is None else parse_json_object(text, name)
+
+
+class _RepeatedKeyError(Exception):
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.key = key
+
+
+def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _RepeatedKeyError(key)
+            seen.add(key)
+    return found
