@@ -23,6 +23,7 @@ COMMANDS = {
     "generate": "one answer on the terminal",
     "probe": "cold memory-read rate of this machine",
     "doctor": "what this machine has, what will be used, what is missing",
+    "agree": "speculative against plain greedy decoding, token for token",
     "knobs": "the QWEN38_* switches, their values and where each comes from",
 }
 

@@ -17,6 +17,11 @@ def demo_model() -> Path:
     return _ROOT / "assets" / "demo-model"
 
 
+def prompts_file() -> Path:
+    """Prompts of every kind, one a line, for gates and comparisons."""
+    return _ROOT / "assets" / "prompts.txt"
+
+
 def profile_path(profile: str | Path | None) -> Path | None:
     """The env file of a named profile, or the path of the caller's own file; None means defaults."""
     if profile is None:

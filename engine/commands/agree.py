@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""`rondo agree`: the gate that speculation changes no token."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+from dataclasses import asdict
+from pathlib import Path
+
+from engine.cli import GATE, OK, add_model_options, knob_changes, print_json
+from engine.errors import UsageError
+from engine.paths import demo_model, prompts_file
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    add_model_options(parser)
+    parser.add_argument("--prompts", metavar="F", help="a text file with one prompt a line")
+    parser.add_argument("--limit", type=int, metavar="N", help="only the first N prompts")
+    parser.add_argument("--tokens", type=int, default=128, metavar="N", help="per prompt")
+
+
+def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
+    """Compare and print; exit 3 when the texts differ."""
+    from engine.engine import Engine
+    from engine.measure.agreement import agree
+
+    prompts = _read(Path(arguments.prompts) if arguments.prompts else prompts_file())
+    with Engine.open(
+        arguments.model or demo_model(),
+        profile=arguments.profile,
+        knobs=knob_changes(arguments),
+        device=arguments.device,
+        threads=arguments.threads,
+        context_tokens=arguments.context,
+        cancel=cancel,
+    ) as engine:
+        report = agree(
+            engine,
+            prompts[: arguments.limit],
+            tokens=arguments.tokens,
+            cancel=cancel,
+            on_prompt=_show if sys.stderr.isatty() else None,
+        )
+    if arguments.json:
+        values = asdict(report)
+        values["divergences"] = len(report.differences) - report.near_ties
+        print_json({**values, "near_ties": report.near_ties, "ok": report.ok})
+    else:
+        print(
+            f"{report.identical} of {report.prompts} answers identical over {report.tokens:,} tokens, "
+            f"{report.near_ties} near ties, {report.tokens_per_round:.2f} tokens a round"
+        )
+        for item in report.differences:
+            print(f"  at token {item.position} ({item.gap_ulp:.2f} bf16 steps): {item.prompt[:70]}")
+    return OK if report.ok else GATE
+
+
+def _read(path: Path) -> list[str]:
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot read the prompts: {error}.") from error
+    return [line for line in lines if line.strip() and not line.startswith("#")]
+
+
+def _show(done: int, total: int) -> None:
+    print(f"{done} of {total} prompts", end="\n" if done == total else "\r", file=sys.stderr)

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""`rondo doctor`: what this machine has, what will be used, what is missing and how to get it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import shutil
+import threading
+from dataclasses import asdict, dataclass
+
+from engine.cli import FAILED, OK, print_json
+from engine.errors import RondoError
+from engine.knobs import KnobSet
+from engine.paths import data_dir, demo_model, profile_path
+
+_GOOD, _NOTE, _BAD = "ok", "note", "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report: `status` is ok, note (works without it) or missing (does not)."""
+
+    subject: str
+    status: str
+    found: str
+    advice: str = ""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command has no options of its own."""
+
+
+def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
+    """Print every finding; exit 1 when something needed is missing."""
+    checks = (_python, _libraries, _memory, _native, _gpu, _display, _demo, _switches, _data)
+    findings = [finding for check in checks for finding in check()]
+    healthy = all(finding.status != _BAD for finding in findings)
+    if arguments.json:
+        print_json({"ok": healthy, "findings": [asdict(finding) for finding in findings]})
+    else:
+        for finding in findings:
+            print(f"{finding.status:8}{finding.subject}: {finding.found}")
+            if finding.advice:
+                print(f"        {finding.advice}")
+    return OK if healthy else FAILED
+
+
+def _python() -> list[Finding]:
+    return [Finding("Python", _GOOD, f"{platform.python_version()} on {platform.machine()}")]
+
+
+def _libraries() -> list[Finding]:
+    needed = ("torch", "numpy", "safetensors", "tokenizers", "jinja2", "psutil")
+    findings = []
+    for name in (*needed, "PySide6-Essentials", "pyqtgraph"):
+        try:
+            findings.append(Finding(name, _GOOD, importlib.metadata.version(name)))
+        except importlib.metadata.PackageNotFoundError:
+            status = _BAD if name in needed else _NOTE
+            why = "" if name in needed else " (only the window needs it)"
+            findings.append(Finding(name, status, f"not installed{why}", "Run: bash ops/run.sh"))
+    return findings
+
+
+def _memory() -> list[Finding]:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    text = f"{memory.available / 1e9:.1f} GB free of {memory.total / 1e9:.1f} GB"
+    cores = f"{psutil.cpu_count(logical=False) or os.cpu_count()} cores"
+    return [Finding("memory", _GOOD, text), Finding("processor", _GOOD, cores)]
+
+
+def _native() -> list[Finding]:
+    from kernels.build import NativeBuildError, load_library
+
+    compiler = shutil.which("g++")
+    findings = [
+        Finding("compiler", _GOOD, compiler)
+        if compiler
+        else Finding("compiler", _NOTE, "no g++", "Install g++ (Debian: apt install g++).")
+    ]
+    try:
+        library = load_library()
+    except NativeBuildError as error:
+        cause, _, more = str(error).partition("\n")
+        advice = more or "The PyTorch operations are used instead; they are slower."
+        return [*findings, Finding("native kernels", _NOTE, cause, advice)]
+    return [*findings, Finding("native kernels", _GOOD, f"built for {library.isa}")]
+
+
+def _gpu() -> list[Finding]:
+    import torch
+
+    if torch.cuda.is_available():
+        name = torch.cuda.get_device_name(0)
+        return [Finding("GPU", _NOTE, name, "This version computes on the CPU.")]
+    return [Finding("GPU", _NOTE, "none that PyTorch can use; the CPU computes")]
+
+
+def _display() -> list[Finding]:
+    if (
+        platform.system() != "Linux"
+        or os.environ.get("WAYLAND_DISPLAY")
+        or os.environ.get("DISPLAY")
+    ):
+        return [Finding("display", _GOOD, "present")]
+    return [Finding("display", _NOTE, "none", "The window needs one; the commands do not.")]
+
+
+def _demo() -> list[Finding]:
+    if (demo_model() / "config.json").is_file():
+        return [Finding("demo model", _GOOD, "present")]
+    advice = "Get the whole repository, or pass --model DIR."
+    return [Finding("demo model", _BAD, f"not at {demo_model()}", advice)]
+
+
+def _switches() -> list[Finding]:
+    try:
+        KnobSet.resolve(profile=profile_path("serve"))
+    except RondoError as error:
+        return [Finding("switches", _BAD, error.cause, error.next_step)]
+    return [Finding("switches", _GOOD, "the serve profile and the environment parse")]
+
+
+def _data() -> list[Finding]:
+    folder = data_dir()
+    parent = folder
+    while not parent.exists():
+        parent = parent.parent
+    if os.access(parent, os.W_OK):
+        return [Finding("data folder", _GOOD, str(folder))]
+    return [Finding("data folder", _NOTE, f"{folder} cannot be written", "Set XDG_DATA_HOME.")]

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Which kernels run a loaded model, and why; the card says so."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from engine.api import LoadProgress, ModelCard
+from engine.errors import UsageError
+from engine.knobs import KnobSet
+from engine.load.checkpoint import Checkpoint
+from engine.model.backend import Backend
+from engine.model.byte_model import ByteModel
+from engine.model.reference import ReferenceBackend
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedBackend:
+    """A backend and how to describe it."""
+
+    backend: Backend
+    device: str
+    notices: tuple[str, ...]
+    roof_gbps: float | None
+
+    def card(self, checkpoint: Checkpoint, *, knobs: KnobSet, load_s: float) -> ModelCard:
+        """The card of the model that runs on this backend."""
+        config, weights = checkpoint.config, checkpoint.weights
+        depth = knobs.number("MTP_DEPTH")
+        if weights.mtp is None:
+            speculation = "off: this checkpoint has no MTP head"
+        elif depth == 0:
+            speculation = "off: QWEN38_MTP_DEPTH is 0"
+        else:
+            speculation = f"MTP, depth {depth}"
+        return ModelCard(
+            name=checkpoint.name,
+            path=str(checkpoint.path),
+            is_demo=checkpoint.is_demo,
+            weight_format=checkpoint.weight_format,
+            parameters=config.parameters,
+            layers=config.layers,
+            context_tokens=self.backend.capacity,
+            vocab_size=config.vocab_size,
+            weight_bytes=weights.nbytes,
+            state_bytes=ByteModel.of(config, weights).state_bytes,
+            backend=self.backend.name,
+            device=self.device,
+            speculation=speculation,
+            speculates=not speculation.startswith("off"),
+            thinks=checkpoint.template.has_thinking_switch,
+            thinks_by_default=checkpoint.template.thinks_by_default,
+            roof_gbps=self.roof_gbps,
+            load_s=load_s,
+            notices=(*checkpoint.notices, *self.notices),
+        )
+
+
+def open_backend(
+    checkpoint: Checkpoint,
+    *,
+    knobs: KnobSet,
+    device: str,
+    threads: int | None,
+    float32: bool,
+    on_progress: Callable[[LoadProgress], None] | None = None,
+    cancel: threading.Event | None = None,
+) -> OpenedBackend:
+    """The fastest backend this machine and these switches allow."""
+    if device == "cuda":
+        raise UsageError(
+            "The GPU backend is not part of this version.", next_step="Use --device cpu or auto."
+        )
+    wanted = knobs.choice("CPU_ISA")
+    if float32 or wanted == "reference":
+        return _reference(checkpoint, threads, torch.float32 if float32 else torch.bfloat16, ())
+    raise NotImplementedError
+
+
+def _reference(
+    checkpoint: Checkpoint, threads: int | None, dtype: torch.dtype, notices: tuple[str, ...]
+) -> OpenedBackend:
+    threads = threads or physical_cores()
+    torch.set_num_threads(threads)
+    backend = ReferenceBackend(
+        checkpoint.config, checkpoint.weights, capacity=checkpoint.capacity, dtype=dtype
+    )
+    kind = "float32" if dtype == torch.float32 else "bfloat16"
+    device = f"CPU, {threads} thread{'s'[: threads > 1]}, PyTorch {kind}"
+    return OpenedBackend(backend, device, notices, None)
+
+
+def physical_cores() -> int:
+    """Cores this process may use, without counting two threads of one core twice."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(allowed or 1, psutil.cpu_count(logical=False) or allowed or 1))
