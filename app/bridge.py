@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The one place where Qt meets the engine: it pulls on a timer and tells the views by signals.
+
+Text and round records are pulled at 30 Hz while something runs and at 4 Hz otherwise; nothing the engine
+thread does ever posts into the UI's event queue.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+from PySide6.QtCore import QObject, Qt, QTimer, Signal, Slot
+
+from engine.api import (
+    EngineHandle,
+    Failed,
+    Finished,
+    GenerateRequest,
+    KernelTable,
+    Loaded,
+    LoadFailed,
+    LoadProgress,
+    LoadProgressed,
+    ModelCard,
+    Snapshot,
+    Started,
+    StateChanged,
+)
+
+BUSY_TICK_MS = 33
+IDLE_TICK_MS = 250
+BUSY_STATES = frozenset({"loading", "prefilling", "writing"})
+NO_ENGINE = Snapshot("empty", 0.0, 0, 0, 0, 0, False, 0, 0, 0, None)
+
+
+class Bridge(QObject):
+    """Commands in, signals out.
+
+    Attributes:
+        snapshot: the engine's state at the last tick.
+        progress: the last progress of a load that runs, None otherwise.
+        load_rate_bps: bytes a second of that load, None until two reports are in.
+        tick_ms: how long the latest ticks took on the UI thread.
+
+    Signals:
+        text(request_id, delta), rounds(rows, lost), ticked(snapshot): once a tick where there is news.
+        The others: rare events, as in engine.api.
+    """
+
+    text = Signal(int, str)
+    rounds = Signal(object, int)
+    ticked = Signal(object)
+    state_changed = Signal(str)
+    busy_changed = Signal(bool)
+    load_progressed = Signal(object)
+    load_started = Signal(str)
+    loaded = Signal(object)
+    load_failed = Signal(str, object)
+    started = Signal(int, int)
+    finished = Signal(int, object)
+    failed = Signal(int, object, str)
+
+    def __init__(self, make_handle: Callable[[], EngineHandle], parent: QObject | None = None):
+        super().__init__(parent)
+        self._make_handle = make_handle
+        self._handle: EngineHandle | None = None
+        self._request_id = 0
+        self._running = False
+        self._text_cursor = 0
+        self._ring_cursor = 0
+        self._busy = False
+        self._load_mark: tuple[float, int] | None = None
+        self.loading_path = ""
+        self.snapshot = NO_ENGINE
+        self.progress: LoadProgress | None = None
+        self.load_rate_bps: float | None = None
+        self.tick_ms: deque[float] = deque(maxlen=600)
+        self._tick_times: deque[float] = deque(maxlen=64)
+        self._timer = QTimer(self)
+        self._timer.setTimerType(Qt.TimerType.PreciseTimer)
+        self._timer.timeout.connect(self.tick)
+
+    # Life.
+
+    def start(self) -> None:
+        """Make the engine handle and begin to pull; call it once the window is up."""
+        self._handle = self._make_handle()
+        self._ring_cursor = self._handle.ring.count
+        self._timer.start(IDLE_TICK_MS)
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Stop pulling and end the engine thread; False when it did not end in time."""
+        self._timer.stop()
+        handle, self._handle = self._handle, None
+        return handle.close(timeout_s) if handle else True
+
+    # Commands.
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a load or an answer runs or is queued."""
+        return self._busy
+
+    @property
+    def is_generating(self) -> bool:
+        return self._running
+
+    @property
+    def model(self) -> ModelCard | None:
+        return self.snapshot.model
+
+    def load(self, path: str) -> None:
+        """Queue a load of a model folder; an answer that runs is stopped first."""
+        if self._handle is None:
+            return
+        if self.is_busy:
+            self._handle.cancel()
+        self.loading_path, self._load_mark = path, None
+        self.progress, self.load_rate_bps = None, None
+        self._handle.load(path)
+        self._set_busy(True)
+        self.load_started.emit(path)
+
+    def load_demo(self) -> None:
+        if self._handle is not None:
+            self.load(self._handle.demo_model_path())
+
+    def generate(self, request: GenerateRequest) -> int:
+        """Queue an answer and return its id; the text arrives by `text`."""
+        if self._handle is None:
+            raise RuntimeError("the bridge is closed")
+        self._request_id = self._handle.generate(request)
+        self._text_cursor, self._running = 0, True
+        self._set_busy(True)
+        return self._request_id
+
+    @Slot()
+    def cancel(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def kernel_table(self) -> KernelTable:
+        if self._handle is None:
+            return KernelTable((), 0, 0.0, 0.0, "The engine has not started.")
+        return self._handle.kernel_table()
+
+    def reset_kernel_table(self) -> None:
+        if self._handle is not None:
+            self._handle.reset_kernel_table()
+
+    # Freshness.
+
+    def ticks_per_second(self) -> int:
+        """How often the display was refreshed in the last second."""
+        now = time.monotonic()
+        return sum(1 for at in self._tick_times if now - at <= 1.0)
+
+    def silence_s(self) -> float:
+        """Seconds since the engine's last sign of life; 0 while nothing runs."""
+        if not self._busy or not self.snapshot.beat_s:
+            return 0.0
+        return max(0.0, time.monotonic() - self.snapshot.beat_s)
+
+    # The pull.
+
+    @Slot()
+    def tick(self) -> None:
+        """One pull: events, state, text, rounds; then the signals, text before the end of its answer."""
+        if self._handle is None:
+            return
+        begin = time.monotonic()
+        events = self._handle.events()
+        self.snapshot = self._handle.snapshot()
+        self._pull_text()
+        self._pull_rounds()
+        for event in events:
+            self._tell(event)
+        if not self._running and not self.loading_path:
+            self._set_busy(self.snapshot.state in BUSY_STATES)
+        self.ticked.emit(self.snapshot)
+        self._tick_times.append(begin)
+        self.tick_ms.append((time.monotonic() - begin) * 1e3)
+
+    def _pull_text(self) -> None:
+        if not self._running:
+            return
+        delta, self._text_cursor = self._handle.text_since(self._request_id, self._text_cursor)
+        if delta:
+            self.text.emit(self._request_id, delta)
+
+    def _pull_rounds(self) -> None:
+        rows, self._ring_cursor, lost = self._handle.ring.since(self._ring_cursor)
+        if len(rows):
+            self.rounds.emit(rows, lost)
+
+    def _tell(self, event: object) -> None:
+        match event:
+            case StateChanged(state):
+                self.state_changed.emit(state)
+            case LoadProgressed(progress):
+                self._note_progress(progress)
+                self.load_progressed.emit(progress)
+            case Loaded(card):
+                self.loading_path, self.progress = "", None
+                self.loaded.emit(card)
+            case LoadFailed(path, report):
+                self.loading_path, self.progress = "", None
+                self.load_failed.emit(path, report)
+            case Started(request_id, prompt_tokens):
+                self.started.emit(request_id, prompt_tokens)
+            case Finished(request_id, generation):
+                self._end(request_id)
+                self.finished.emit(request_id, generation)
+            case Failed(request_id, report, text):
+                self._end(request_id)
+                self.failed.emit(request_id, report, text)
+
+    def _end(self, request_id: int) -> None:
+        if request_id == self._request_id:
+            self._running = False
+
+    def _note_progress(self, progress: LoadProgress) -> None:
+        now = time.monotonic()
+        if self._load_mark is None or progress.done_bytes < self._load_mark[1]:
+            self._load_mark = (now, progress.done_bytes)
+        elif now - self._load_mark[0] > 0.2:
+            since_s, since_bytes = now - self._load_mark[0], progress.done_bytes - self._load_mark[1]
+            self.load_rate_bps = since_bytes / since_s
+        self.progress = progress
+
+    def _set_busy(self, busy: bool) -> None:
+        if busy == self._busy:
+            return
+        self._busy = busy
+        if self._timer.isActive():
+            self._timer.start(BUSY_TICK_MS if busy else IDLE_TICK_MS)
+        self.busy_changed.emit(busy)
+
+
+def rounds_of(rows: np.ndarray, request_id: int) -> np.ndarray:
+    """The rows that belong to one answer."""
+    return rows[rows["request_id"] == request_id]

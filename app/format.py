@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Numbers as the console writes them: narrow no-break spaces, fixed decimals, an em dash for "not measured"."""
+
+from __future__ import annotations
+
+import math
+
+NONE = "—"
+SPACE = "\u202f"
+
+
+def grouped(value: float, decimals: int = 0) -> str:
+    """12345.6 -> "12 346"; groups of three parted by a narrow no-break space."""
+    return f"{value:,.{decimals}f}".replace(",", SPACE)
+
+
+def number(value: float | None, decimals: int = 0) -> str:
+    """A grouped number, or an em dash for None and NaN."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    return grouped(value, decimals)
+
+
+def significant(value: float | None) -> str:
+    """A number with three significant digits at least and none invented: 0.913, 9.13, 91.3, 913, 9 130."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    size = abs(value)
+    decimals = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 or size == 0 else 3
+    return grouped(value, decimals)
+
+
+def percent(value: float | None, decimals: int = 0) -> str:
+    return NONE if value is None or not math.isfinite(value) else f"{value:.{decimals}f} %"
+
+
+def byte_size(count: float | None) -> str:
+    """Bytes in decimal units, as memory rates are: "1.25 GB"."""
+    if count is None:
+        return NONE
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{significant(count / size)} {unit}"
+    return f"{int(count)} B"
+
+
+def of_bytes(done: float, total: float) -> str:
+    """"1.20 of 3.41 GB": both in the unit of the total, with two decimals so that the width holds still."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if total >= size:
+            return f"{done / size:.2f} of {total / size:.2f} {unit}"
+    return f"{int(done)} of {int(total)} B"
+
+
+def duration(seconds: float | None) -> str:
+    """"0.4 s", "12 s", "3 min 5 s"."""
+    if seconds is None or not math.isfinite(seconds):
+        return NONE
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+
+
+def milliseconds(value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return NONE
+    return f"{significant(value)} ms" if value < 1000 else f"{significant(value / 1000)} s"
+
+
+def parameters(count: int) -> str:
+    """8 100 000 -> "8.1 M", 27 000 000 000 -> "27.0 B"."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return str(count)

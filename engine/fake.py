@@ -1,0 +1,486 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""A scripted engine behind the real handle, for tests and screenshots of the console. It runs no model.
+
+Its thread, cancels, events, ring and text stream behave as the real engine's do; what it says and how fast
+comes from a `Script`. Times in the ring are the ones that really passed.
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import psutil
+
+from engine.api import (
+    ErrorReport,
+    Event,
+    Failed,
+    Finished,
+    GenerateRequest,
+    Generation,
+    KernelRow,
+    KernelTable,
+    Loaded,
+    LoadFailed,
+    LoadProgress,
+    LoadProgressed,
+    ModelCard,
+    RoundRing,
+    Snapshot,
+    Started,
+    StateChanged,
+)
+from engine.errors import CheckpointError, NumericsError, PromptError, RondoError
+
+CONTEXT_LIMIT = 8192
+ROOF_GBPS = 41.0
+
+ANSWER = """Decoding one token reads **every weight once** and does very little arithmetic with it.
+
+For a batch of one, each weight takes part in one multiply and one add, so the time of a round is close to
+
+```python
+def round_ms(weight_bytes: int, read_gbps: float) -> float:
+    return weight_bytes / read_gbps / 1e6
+```
+
+That leaves three ways to go faster:
+
+1. Read fewer bytes, with a smaller number format.
+2. Read them closer to the roof of this machine.
+3. Commit **more tokens per round**, which is what drafting does.
+
+| lever | changes | figure to watch |
+|:--|:--|--:|
+| format | bytes per round | GB/s |
+| kernels | share of the roof | % of roof |
+| drafting | tokens per round | acceptance |
+
+> A round that is twice as long and commits three times the tokens is still a win.
+
+The panel on the right shows all three while this text is written."""
+
+THOUGHT = """The question is about memory traffic. A batch of one reads each weight once per round, so the
+byte count divided by the read rate gives the floor. I should name the three levers and the figure that shows each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What the scripted engine does. Times in seconds or milliseconds as named."""
+
+    name: str = "steady"
+    answer: str = ANSWER
+    thought: str = ""
+    repeat: int = 1  # how often the answer is said
+    load_s: float = 0.15
+    load_bytes: int = 16_400_000
+    load_error: RondoError | None = None
+    fail_loads_after: int = 0  # loads that succeed before `load_error` strikes
+    prompt_tps: float = 40_000.0
+    round_ms: float = 12.0
+    committed: tuple[int, ...] = (3, 1, 4, 2, 4, 3, 1, 2)
+    fail_after_rounds: int = -1
+    stall_after_rounds: int = -1
+    stall_s: float = 0.0
+    demo: bool = False
+
+
+SCRIPTS: dict[str, Script] = {
+    script.name: script
+    for script in (
+        Script(),
+        Script("demo", demo=True),
+        Script("thinking", thought=THOUGHT),
+        Script("burst", repeat=40, round_ms=0.4),
+        Script("slow-prefill", prompt_tps=60.0),
+        Script("stall", stall_after_rounds=12, stall_s=12.0),
+        Script("error", fail_after_rounds=10),
+        Script(
+            "load-failure",
+            load_error=CheckpointError(
+                "model-00002-of-00003.safetensors is 1 048 576 bytes short of what its header names.",
+                kept="Nothing was changed.",
+                next_step="Copy this shard again, then open the folder once more.",
+            ),
+        ),
+        Script("slow-load", load_s=6.0, load_bytes=17_200_000_000),
+    )
+}
+
+
+class _Cancel(Exception):
+    """The operator's cancel reached the scripted thread."""
+
+
+class FakeEngine:
+    """An `EngineHandle` that plays a script."""
+
+    def __init__(self, script: Script | str = "steady") -> None:
+        self.script = SCRIPTS[script] if isinstance(script, str) else script
+        self.ring = RoundRing()
+        self.requests: list[GenerateRequest] = []  # what was asked, for tests
+        self._commands: queue.SimpleQueue = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._wake = threading.Event()
+        self._cancelled_through = 0
+        self._serial = 0
+        self._last_request = 0
+        self._loads = 0
+        self._texts: dict[int, _Stream] = {}
+        self._parts_ms = {"draft": 0.0, "verify": 0.0, "commit": 0.0}
+        self._table_rounds, self._table_ms = 0, 0.0
+        self._process = psutil.Process()
+        self._now = Snapshot("empty", time.monotonic(), 0, 0, 0, 0, False, 0, 0, 0, None)
+        self._thread = threading.Thread(target=self._run, name="rondo-fake-engine", daemon=True)
+        self._thread.start()
+
+    # Commands, from any thread.
+
+    def load(
+        self, path: str, *, threads: int | None = None, knobs: Mapping[str, str] | None = None
+    ) -> None:
+        self._put("load", path)
+
+    def generate(self, request: GenerateRequest) -> int:
+        self.requests.append(request)
+        self._last_request += 1
+        self._texts[self._last_request] = _Stream()
+        self._put("generate", (self._last_request, request))
+        return self._last_request
+
+    def cancel(self) -> None:
+        self._cancelled_through = self._serial
+        self._wake.set()
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        self.cancel()
+        self._put("close", None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def snapshot(self) -> Snapshot:
+        return self._now
+
+    def events(self) -> list[Event]:
+        drained = []
+        while not self._events.empty():
+            drained.append(self._events.get())
+        return drained
+
+    def text_since(self, request_id: int, cursor: int) -> tuple[str, int]:
+        stream = self._texts.get(request_id)
+        return stream.since(cursor) if stream else ("", cursor)
+
+    def kernel_table(self) -> KernelTable:
+        if not self._table_rounds:
+            return KernelTable((), 0, 0.0, 0.0, "No round has run since the table was reset.")
+        total = self._table_ms
+        rows = tuple(
+            KernelRow(name, self._table_rounds, spent, 100 * spent / total, None, None)
+            for name, spent in self._parts_ms.items()
+        )
+        mean = total / self._table_rounds
+        rest = mean - sum(row.total_ms for row in rows) / self._table_rounds
+        return KernelTable(rows, self._table_rounds, mean, rest)
+
+    def reset_kernel_table(self) -> None:
+        self._parts_ms = dict.fromkeys(self._parts_ms, 0.0)
+        self._table_rounds, self._table_ms = 0, 0.0
+
+    def demo_model_path(self) -> str:
+        return "assets/demo-model"
+
+    # The thread.
+
+    def _put(self, kind: str, payload: object) -> None:
+        self._serial += 1
+        self._commands.put((self._serial, kind, payload))
+
+    def _run(self) -> None:
+        while True:
+            try:
+                serial, kind, payload = self._commands.get(timeout=0.2)
+            except queue.Empty:
+                self._beat()
+                continue
+            self._active = serial
+            self._wake.clear()
+            if kind == "close":
+                self._state("closed")
+                return
+            if kind == "load":
+                self._load(payload)
+            else:
+                self._generate(*payload)
+
+    def _load(self, path: str) -> None:
+        script, before = self.script, self._now.model
+        self._state("loading")
+        steps = max(4, int(script.load_s / 0.03))
+        try:
+            for step in range(steps):
+                done = script.load_bytes * (step + 1) // steps
+                self._sleep(script.load_s / steps)
+                self._events.put(
+                    LoadProgressed(LoadProgress("reading weights", done, script.load_bytes))
+                )
+                failing = script.load_error and self._loads >= script.fail_loads_after
+                if failing and step >= steps // 2:
+                    raise script.load_error
+            self._loads += 1
+            card = self._card(path)
+            self._update(model=card, context_limit=CONTEXT_LIMIT, context_tokens=0)
+            self._events.put(Loaded(card))
+        except _Cancel:
+            kept = f"{before.name} stays loaded." if before else "Nothing was loaded."
+            report = ErrorReport("Cancelled", "The load was cancelled.", kept, "Open it again.")
+            self._events.put(LoadFailed(path, report))
+        except RondoError as error:
+            self._events.put(LoadFailed(path, ErrorReport.of(error)))
+        self._state("ready" if self._now.model else "empty")
+
+    def _card(self, path: str) -> ModelCard:
+        script = self.script
+        return ModelCard(
+            name="Rondo demo (scripted)" if script.demo else "Scripted engine",
+            path=path,
+            is_demo=script.demo,
+            weight_format="BF16",
+            parameters=script.load_bytes // 2,
+            layers=8,
+            context_tokens=CONTEXT_LIMIT,
+            vocab_size=4096,
+            weight_bytes=script.load_bytes,
+            state_bytes=2_400_000,
+            backend="reference",
+            device="no device, scripted",
+            speculation="MTP, depth 3",
+            speculates=True,
+            thinks=bool(script.thought),
+            thinks_by_default=bool(script.thought),
+            roof_gbps=ROOF_GBPS,
+            load_s=script.load_s,
+            notices=("This engine plays a script and runs no model.",),
+        )
+
+    def _generate(self, request_id: int, request: GenerateRequest) -> None:
+        stream = self._texts[request_id]
+        started = time.monotonic()
+        try:
+            prompt_tokens = self._check_prompt(request)
+            self._update(
+                request_id=request_id,
+                prompt_tokens=prompt_tokens,
+                prompt_done=0,
+                tokens_out=0,
+                context_tokens=0,
+            )
+            self._events.put(Started(request_id, prompt_tokens))
+            self._state("prefilling")
+            self._prefill(prompt_tokens)
+            prefill_s = time.monotonic() - started
+            self._state("writing")
+            self._events.put(
+                Finished(request_id, self._write(request_id, request, started, prefill_s))
+            )
+        except _Cancel:
+            self._events.put(
+                Finished(
+                    request_id, _figures(stream, "cancelled", self._now.prompt_tokens, [], 0, 0)
+                )
+            )
+        except RondoError as error:
+            self._events.put(Failed(request_id, ErrorReport.of(error), stream.text()))
+        self._update(thinking=False)
+        self._state("ready" if self._now.model else "empty")
+
+    def _check_prompt(self, request: GenerateRequest) -> int:
+        if self._now.model is None:
+            raise PromptError("No model is loaded.", next_step="Open a model first (Ctrl+O).")
+        size = sum(len(m.content) for m in request.messages) + len(request.prompt or "")
+        if not size:
+            raise PromptError("The prompt is empty.", next_step="Write something and send again.")
+        tokens = size // 4 + 8
+        if tokens + 1 > CONTEXT_LIMIT and not request.truncate:
+            raise PromptError(
+                f"The prompt has {tokens} tokens; the context holds {CONTEXT_LIMIT}.",
+                kept="The conversation is unchanged.",
+                next_step='Shorten it, or switch on "drop the oldest part" under sampling.',
+            )
+        return min(tokens, CONTEXT_LIMIT - request.max_tokens)
+
+    def _prefill(self, prompt_tokens: int) -> None:
+        chunk = max(1, min(128, int(self.script.prompt_tps * 0.05)))
+        for done in range(chunk, prompt_tokens + chunk, chunk):
+            self._sleep(chunk / self.script.prompt_tps)
+            done = min(done, prompt_tokens)
+            self._update(prompt_done=done, context_tokens=done)
+
+    def _write(
+        self, request_id: int, request: GenerateRequest, started: float, prefill_s: float
+    ) -> Generation:
+        script, stream = self.script, self._texts[request_id]
+        body = "\n\n".join([script.answer] * script.repeat)
+        thinks = script.thought and request.thinking is not False
+        pieces = _pieces(f"<think>\n{script.thought}\n</think>\n\n{body}" if thinks else body)
+        rows: list[tuple[int, int, int, float]] = []
+        ttft_s = time.monotonic() - started
+        out, at, reason = 0, 0, "stop"
+        while at < len(pieces):
+            if out >= request.max_tokens:
+                reason = "length"
+                break
+            index = len(rows)
+            if index == script.fail_after_rounds:
+                raise NumericsError(
+                    "Layer 5 (gated_delta) produced a NaN.",
+                    kept="The text so far is kept and the model stays loaded.",
+                    next_step="Send again; if it returns, copy the report.",
+                )
+            if index == script.stall_after_rounds:
+                self._sleep(script.stall_s, beat=False)
+            want = script.committed[index % len(script.committed)] if request.speculate else 1
+            want = min(want, request.max_tokens - out, len(pieces) - at)
+            drafted = 3 if request.speculate else 0
+            try:
+                round_ms = self._round(request_id, want, drafted)
+            except _Cancel:
+                reason = "cancelled"
+                break
+            for piece in pieces[at : at + want]:
+                stream.append(piece)
+            at, out = at + want, out + want
+            rows.append((want, drafted, min(want - 1, drafted) if drafted else 0, round_ms))
+            text_so_far = pieces[at - 1]
+            if "</think>" in text_so_far or not thinks:
+                self._update(thinking=False)
+            elif thinks and index == 0:
+                self._update(thinking=True)
+            self._update(tokens_out=out, context_tokens=self._now.prompt_tokens + out)
+        prefill_tps = self._now.prompt_tokens / prefill_s if prefill_s > 0 else None
+        return _figures(stream, reason, self._now.prompt_tokens, rows, ttft_s * 1e3, prefill_tps)
+
+    def _round(self, request_id: int, committed: int, drafted: int) -> float:
+        marks = [time.monotonic()]
+        for share in (0.18 if drafted else 0.0, 0.66, 0.06):
+            self._sleep(self.script.round_ms * share / 1e3)
+            marks.append(time.monotonic())
+        self._sleep(self.script.round_ms * 0.1 / 1e3)
+        end = time.monotonic()
+        draft, verify, commit = ((b - a) * 1e3 for a, b in zip(marks, marks[1:], strict=False))
+        round_ms = (end - marks[0]) * 1e3
+        self.ring.append(
+            request_id=request_id,
+            end_s=end,
+            committed_tokens=committed,
+            drafted_tokens=drafted,
+            accepted_tokens=min(committed - 1, drafted) if drafted else 0,
+            rows=drafted + 1,
+            context_tokens=self._now.context_tokens + committed,
+            drafter=1 if drafted else 0,
+            draft_ms=draft,
+            verify_ms=verify,
+            commit_ms=commit,
+            round_ms=round_ms,
+            bytes_read=self.script.load_bytes,
+        )
+        for name, spent in (("draft", draft), ("verify", verify), ("commit", commit)):
+            self._parts_ms[name] += spent
+        self._table_rounds += 1
+        self._table_ms += round_ms
+        return round_ms
+
+    def _sleep(self, seconds: float, *, beat: bool = True) -> None:
+        if beat:
+            self._beat()
+        if self._cancelled_through >= self._active:
+            raise _Cancel
+        if seconds <= 0.002:  # an event wait is too coarse for the shortest rounds
+            time.sleep(max(seconds, 0.0))
+        elif self._wake.wait(seconds):
+            raise _Cancel
+
+    def _beat(self) -> None:
+        self._update()
+
+    def _update(self, **changes: object) -> None:
+        self._now = replace(self._now, beat_s=time.monotonic(), **changes)
+
+    def _state(self, state: str) -> None:
+        self._update(state=state, memory_bytes=self._process.memory_info().rss)
+        self._events.put(StateChanged(state))
+
+
+class _Stream:
+    """The characters of one answer; appended by the engine thread, read from any position."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._starts: list[int] = []
+        self._end = 0
+
+    def append(self, piece: str) -> None:
+        self._pieces.append(piece)
+        self._starts.append(self._end)
+        self._end += len(piece)
+
+    def since(self, cursor: int) -> tuple[str, int]:
+        count = len(self._starts)  # the piece is there before its start is
+        if not count or cursor >= self._starts[count - 1] + len(self._pieces[count - 1]):
+            return "", cursor
+        first = max(0, bisect_right(self._starts, cursor, 0, count) - 1)
+        text = "".join(self._pieces[first:count])[cursor - self._starts[first] :]
+        return text, cursor + len(text)
+
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+
+def _pieces(text: str) -> list[str]:
+    """Token-like pieces of up to six characters."""
+    return re.findall(r"\s*\S{1,6}|\s+", text)
+
+
+def _figures(
+    stream: _Stream,
+    reason: str,
+    prompt_tokens: int,
+    rows: list[tuple[int, int, int, float]],
+    ttft_ms: float,
+    prefill_tps: float | None,
+) -> Generation:
+    raw = stream.text()
+    reasoning, mark, text = raw.partition("</think>")
+    if not raw.startswith("<think>"):
+        reasoning, text = "", raw
+    elif not mark:
+        text = ""
+    tokens, drafted, accepted, total_ms = (
+        (sum(column) for column in zip(*rows, strict=True)) if rows else (0, 0, 0, 0.0)
+    )
+    return Generation(
+        text=text.lstrip("\n"),
+        reasoning=reasoning.removeprefix("<think>").strip("\n"),
+        token_ids=(),
+        prompt_tokens=prompt_tokens,
+        dropped_prompt_tokens=0,
+        finish_reason=reason,
+        rounds=len(rows),
+        drafted_tokens=drafted,
+        accepted_tokens=accepted,
+        tokens_per_round=tokens / len(rows) if rows else None,
+        acceptance_pct=100 * accepted / drafted if drafted else None,
+        ttft_ms=ttft_ms,
+        prefill_tps=prefill_tps or None,
+        decode_tps=tokens / total_ms * 1e3 if tokens > 1 else None,
+        round_ms_median=sorted(row[3] for row in rows)[len(rows) // 2] if rows else None,
+        bytes_per_round=None,
+        read_gbps=None,
+        roof_gbps=ROOF_GBPS,
+    )
