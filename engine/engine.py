@@ -17,8 +17,6 @@ from engine.api import GenerateRequest, Generation, KernelTable, LoadProgress, M
 from engine.errors import Cancelled, PromptError, UsageError
 from engine.knobs import KnobSet
 from engine.load.checkpoint import Checkpoint, read_checkpoint
-from engine.load.detokenise import Detokeniser
-from engine.measure.roof import read_roof_gbps
 from engine.model.backend import Backend
 from engine.model.choose import open_backend
 from engine.paths import profile_path
@@ -27,6 +25,7 @@ from engine.spec.sampling import Sampling
 from engine.spec.stopping import StopScanner
 
 PREFILL_CHUNK = 256
+DEFAULT_CONTEXT_TOKENS = 32768  # or the model's own, if smaller
 
 
 class Engine:
@@ -39,6 +38,7 @@ class Engine:
         self._checkpoint = checkpoint
         self._backend = backend
         self._knobs = knobs
+        self._stop_ids = frozenset(checkpoint.stop_ids)
         self.card = card
 
     @staticmethod
@@ -69,15 +69,21 @@ class Engine:
             )
         if threads is not None and not 1 <= threads <= 1024:
             raise UsageError(f"{threads} threads are not accepted.", next_step="Use 1 to 1024.")
+        if context_tokens is not None and context_tokens < 2:
+            raise UsageError(
+                f"A context of {context_tokens} holds no answer.", next_step="Use 2 or more."
+            )
+        wanted_tokens = context_tokens or DEFAULT_CONTEXT_TOKENS
         checkpoint = read_checkpoint(
             path,
             on_progress=on_progress,
             cancel=cancel,
             keep_float32=compute == "float32",
-            context_tokens=context_tokens,
+            context_tokens=wanted_tokens,
         )
         opened = open_backend(
             checkpoint,
+            capacity=min(wanted_tokens, checkpoint.config.context_tokens),
             knobs=knobs,
             device=device,
             threads=threads,
@@ -85,7 +91,7 @@ class Engine:
             on_progress=on_progress,
             cancel=cancel,
         )
-        card = opened.card(checkpoint, load_s=time.perf_counter() - begun)
+        card = opened.card(checkpoint, knobs=knobs, load_s=time.perf_counter() - begun)
         return Engine(checkpoint, opened.backend, knobs, card)
 
     def __enter__(self) -> Engine:
@@ -134,7 +140,7 @@ class Engine:
         if not request.messages[-1].content.strip():
             raise PromptError("The message is empty.", next_step="Type a question first.")
         rendered = self._checkpoint.template.render(request.messages, thinking=request.thinking)
-        return list(rendered.ids), rendered.thinking
+        return list(rendered.token_ids), rendered.opens_thinking
 
     def generate(
         self,
@@ -163,7 +169,7 @@ class Engine:
         ids, dropped = self._fitted(ids, request.truncate)
         depth = self._knobs.number("MTP_DEPTH") if request.speculate else 0
         stream = _Stream(self._checkpoint, request.stop, thinking, on_text)
-        loop = DecodeLoop(self._backend, sampling, self._checkpoint.stop_ids)
+        loop = DecodeLoop(self._backend, sampling, self._stop_ids)
         tally = _Tally()
         try:
             self._prefill(ids, loop, depth > 0, on_prompt, cancel)
@@ -214,7 +220,7 @@ class Engine:
         cancel: threading.Event,
     ) -> str:
         """Rounds until something ends the answer; returns the finish reason."""
-        stop_ids = self._checkpoint.stop_ids
+        stop_ids = self._stop_ids
         if loop.anchor in stop_ids:
             return "stop"
         if stream.add((loop.anchor,)):
@@ -278,7 +284,7 @@ class _Stream:
         on_text: Callable[[str], None] | None,
     ) -> None:
         self.ids: list[int] = []
-        self._detokeniser = Detokeniser(checkpoint.tokenizer)
+        self._detokeniser = checkpoint.tokenizer.detokeniser()
         self._scanner = StopScanner(stops)
         self._parts: list[str] = []
         self._on_text = on_text
@@ -288,8 +294,7 @@ class _Stream:
     def add(self, tokens: Sequence[int]) -> bool:
         """Append tokens; True when a stop string was met (its tokens stay in `ids`)."""
         self.ids.extend(tokens)
-        text = "".join(self._detokeniser.feed(token) for token in tokens)
-        self._show(self._scanner.feed(text))
+        self._show(self._scanner.feed(self._detokeniser.feed_all(tokens)))
         return self._scanner.stopped
 
     def finish(self) -> None:

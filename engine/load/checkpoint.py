@@ -167,9 +167,12 @@ def read_checkpoint(
 def memory_need(
     plan: LoadPlan, context_tokens: int | None = None, *, keep_float32: bool = False
 ) -> MemoryNeed:
-    """Bytes that a model takes once loaded, with a context of so many tokens (None: its own)."""
+    """Bytes that a model takes once loaded, with a context of so many tokens (None: its own).
+
+    A context longer than the model's own counts as that.
+    """
     config = plan.config
-    tokens = config.context_tokens if context_tokens is None else context_tokens
+    tokens = min(config.context_tokens, context_tokens or config.context_tokens)
     weight_bytes = 0
     for linear in plan.linears.values():
         if linear.form == formats.DENSE:

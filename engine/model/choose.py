@@ -65,6 +65,7 @@ class OpenedBackend:
 def open_backend(
     checkpoint: Checkpoint,
     *,
+    capacity: int,
     knobs: KnobSet,
     device: str,
     threads: int | None,
@@ -79,17 +80,22 @@ def open_backend(
         )
     wanted = knobs.choice("CPU_ISA")
     if float32 or wanted == "reference":
-        return _reference(checkpoint, threads, torch.float32 if float32 else torch.bfloat16, ())
-    raise NotImplementedError
+        dtype = torch.float32 if float32 else torch.bfloat16
+        return _reference(checkpoint, capacity, threads, dtype, ())
+    return _reference(checkpoint, capacity, threads, torch.bfloat16, ())
 
 
 def _reference(
-    checkpoint: Checkpoint, threads: int | None, dtype: torch.dtype, notices: tuple[str, ...]
+    checkpoint: Checkpoint,
+    capacity: int,
+    threads: int | None,
+    dtype: torch.dtype,
+    notices: tuple[str, ...],
 ) -> OpenedBackend:
     threads = threads or physical_cores()
     torch.set_num_threads(threads)
     backend = ReferenceBackend(
-        checkpoint.config, checkpoint.weights, capacity=checkpoint.capacity, dtype=dtype
+        checkpoint.config, checkpoint.weights, capacity=capacity, dtype=dtype
     )
     kind = "float32" if dtype == torch.float32 else "bfloat16"
     device = f"CPU, {threads} thread{'s'[: threads > 1]}, PyTorch {kind}"
