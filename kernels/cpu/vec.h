@@ -12,7 +12,11 @@
 
 #include "rondo.h"
 #if defined(__x86_64__)
+// GCC 12's own header trips this warning for its deliberately undefined merge operands.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
+#pragma GCC diagnostic pop
 #endif
 
 typedef float v16f __attribute__((vector_size(64)));

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// Causal attention with grouped heads for 1 to any number of rows, chain or tree, output gate fused.
+//
+// Positions are taken in blocks of 32 aligned to the absolute position, one running maximum a block,
+// so a row's result is a function of its own past alone. A unit of work is one row and up to six
+// query heads of one key head: they share the row's limit, so a block is read once for all of them
+// and positions past the limit are never touched. Blocks that every row of a batch of 32 sees come
+// first, block outside and row inside; the blocks at each row's own end follow row by row.
+// In a tree a row's past is the committed positions and its ancestors. The last blocks are gathered
+// on a scratch of two blocks in which the node at depth i holds position start + i, so that a node
+// has the bits it would have in plain decoding.
+#include "rondo.h"
+#include "vec_math.h"
+
+#include "../kv_cache/layout.h"
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+struct rondo_attention_args {
+  const uint16_t* q;  // [rows][Hq][D] bf16
+  uint32_t* keys;
+  uint16_t* values;
+  const uint16_t* gate;    // gate of head h at h * gate_head_stride; null: no gate
+  const int32_t* start;    // position of the first row
+  const int32_t* parents;  // null: a chain
+  uint16_t* out;           // rows of Hq*D bf16
+  float* scratch;          // [workers][scratch_floats]
+  int64_t gate_stride;
+  int64_t gate_head_stride;
+  int64_t out_stride;
+  int64_t scratch_floats;
+  float scale;
+  int32_t rows;
+  int32_t query_heads;
+  int32_t key_heads;
+  int32_t dim;
+  int32_t capacity;
+};
+
+namespace {
+
+constexpr int kLanes = 16;
+constexpr int kBatch = 32;
+constexpr int kUnitHeads = 6;
+
+struct Running {
+  float maximum[kUnitHeads];
+  float mass[kUnitHeads];
+};
+
+// Scores of up to 32 positions for G heads; even and odd dimension pairs go to two sums.
+template <int G, int HALVES>
+inline void scores(const uint16_t* q, const uint32_t* keys, int dim, float scale, float* s,
+                   bool cold) {
+  v16f even[G][HALVES] = {}, odd[G][HALVES] = {};
+  for (int i = 0; i < dim / 2; i += 2) {
+    if (cold) {
+      __builtin_prefetch(keys + (i + dim / 2) * kBlock, 0, 3);
+      __builtin_prefetch(keys + (i + dim / 2) * kBlock + 16, 0, 3);
+      __builtin_prefetch(keys + (i + 1 + dim / 2) * kBlock, 0, 3);
+      __builtin_prefetch(keys + (i + 1 + dim / 2) * kBlock + 16, 0, 3);
+    }
+#pragma GCC unroll 2
+    for (int h = 0; h < HALVES; h++) {
+      const v16u k0 = load_vec<v16u>(keys + i * kBlock + h * kLanes);
+      const v16u k1 = load_vec<v16u>(keys + (i + 1) * kBlock + h * kLanes);
+#pragma GCC unroll 6
+      for (int g = 0; g < G; g++) {
+        even[g][h] = dot_pairs16(even[g][h], k0, load_pair(q + g * dim + 2 * i));
+        odd[g][h] = dot_pairs16(odd[g][h], k1, load_pair(q + g * dim + 2 * i + 2));
+      }
+    }
+  }
+  for (int g = 0; g < G; g++)
+    for (int h = 0; h < HALVES; h++)
+      store16(s + g * kBlock + h * kLanes, (even[g][h] + odd[g][h]) * splat16(scale));
+}
+
+// acc = acc * alpha + p V over n positions for G heads and VECTORS * 16 dimensions from `at`.
+template <int G, int VECTORS>
+inline void weigh(const float* p, const float* alpha, const uint16_t* values, int dim, int at, int n,
+                  float* acc) {
+  v16f sum[G][VECTORS];
+#pragma GCC unroll 6
+  for (int g = 0; g < G; g++)
+#pragma GCC unroll 4
+    for (int c = 0; c < VECTORS; c++)
+      sum[g][c] = load16(acc + g * dim + at + c * kLanes) * splat16(alpha[g]);
+  for (int j = 0; j < n; j++) {
+    v16f v[VECTORS];
+#pragma GCC unroll 4
+    for (int c = 0; c < VECTORS; c++) v[c] = load16_bf16(values + int64_t(j) * dim + at + c * kLanes);
+#pragma GCC unroll 6
+    for (int g = 0; g < G; g++) {
+      const v16f weight = splat16(p[g * kBlock + j]);
+#pragma GCC unroll 4
+      for (int c = 0; c < VECTORS; c++) sum[g][c] = fma16(weight, v[c], sum[g][c]);
+    }
+  }
+#pragma GCC unroll 6
+  for (int g = 0; g < G; g++)
+#pragma GCC unroll 4
+    for (int c = 0; c < VECTORS; c++) store16(acc + g * dim + at + c * kLanes, sum[g][c]);
+}
+
+// One block of one row for G heads: n valid positions, 1 to 32.
+template <int G>
+void take_block(const uint16_t* q, const uint32_t* keys, const uint16_t* values, int dim, int n,
+                float scale, Running* run, float* acc, bool cold) {
+  alignas(64) float s[G * kBlock];
+  if (n > kLanes) scores<G, 2>(q, keys, dim, scale, s, cold);
+  else scores<G, 1>(q, keys, dim, scale, s, cold);
+  if (cold)
+    for (int j = 0; j < n; j++)
+      for (int c = 0; c < dim; c += 32) __builtin_prefetch(values + int64_t(j + 0) * dim + c, 0, 3);
+  const v16f low = splat16(-std::numeric_limits<float>::infinity());
+  float alpha[G];
+  for (int g = 0; g < G; g++) {
+    v16f a = first_lanes16(load16(s + g * kBlock), n, low);
+    v16f b = n > kLanes ? first_lanes16(load16(s + g * kBlock + kLanes), n - kLanes, low) : low;
+    const float before = run->maximum[g];
+    const float top = max16(maximum16(a, b));
+    const float now = top > before ? top : before;
+    const v16f reference = splat16(now);
+    a = exp16(a - reference);
+    b = n > kLanes ? exp16(b - reference) : splat16(0.0f);
+    store16(s + g * kBlock, a);
+    store16(s + g * kBlock + kLanes, b);
+    alpha[g] = now == before ? 1.0f : exp16(splat16(before - now))[0];
+    run->maximum[g] = now;
+    run->mass[g] = run->mass[g] * alpha[g] + sum16(a + b);
+  }
+  int at = 0;
+  for (; at + 4 * kLanes <= dim; at += 4 * kLanes)
+    weigh<G, 4>(s, alpha, values, dim, at, n, acc);
+  for (; at < dim; at += kLanes) weigh<G, 1>(s, alpha, values, dim, at, n, acc);
+}
+
+void take(int heads, const uint16_t* q, const uint32_t* keys, const uint16_t* values, int dim, int n,
+          float scale, Running* run, float* acc, bool cold) {
+  switch (heads) {
+    case 1: take_block<1>(q, keys, values, dim, n, scale, run, acc, cold); break;
+    case 2: take_block<2>(q, keys, values, dim, n, scale, run, acc, cold); break;
+    case 3: take_block<3>(q, keys, values, dim, n, scale, run, acc, cold); break;
+    case 4: take_block<4>(q, keys, values, dim, n, scale, run, acc, cold); break;
+    case 5: take_block<5>(q, keys, values, dim, n, scale, run, acc, cold); break;
+    default: take_block<6>(q, keys, values, dim, n, scale, run, acc, cold); break;
+  }
+}
+
+// round(round(acc / mass) * round(sigmoid(gate))).
+void finish(const rondo_attention_args* a, int64_t row, int head, int heads, const Running& run,
+            const float* acc) {
+  for (int g = 0; g < heads; g++) {
+    const v16f mass = splat16(run.mass[g]);
+    uint16_t* out = a->out + row * a->out_stride + int64_t(head + g) * a->dim;
+    const uint16_t* gate =
+        a->gate ? a->gate + row * a->gate_stride + (head + g) * a->gate_head_stride : nullptr;
+    for (int c = 0; c < a->dim; c += kLanes) {
+      v16f o = load16(acc + g * a->dim + c) / mass;
+      if (gate) o = round_bf16_16(o) * round_bf16_16(sigmoid16(load16_bf16(gate + c)));
+      store16_bf16(out + c, o);
+    }
+  }
+}
+
+// Two blocks of keys and values in cache layout, holding one root-to-node path of a tree.
+struct Path {
+  uint32_t* keys;    // [2][D/2][32]
+  uint16_t* values;  // [64][D]
+
+  void put(const KvCache& cache, int64_t head, int64_t position, int at) const {
+    const uint32_t* source = cache.key(head, position);
+    uint32_t* target = keys + int64_t(at / kBlock) * (cache.dim / 2) * kBlock + at % kBlock;
+    for (int64_t i = 0; i < cache.dim / 2; i++) target[i * kBlock] = source[i * kBlock];
+    std::memcpy(values + at * cache.dim, cache.value(head, position), size_t(cache.dim) * 2);
+  }
+};
+
+// Rows first, first + step, ... below last for `heads` query heads from `head`, all of key head kv.
+void attend(const rondo_attention_args* a, const KvCache& cache, int kv, int head, int heads,
+            int first, int last, int step, const int32_t* depth, float* scratch) {
+  const int dim = a->dim;
+  const int64_t start = *a->start;
+  Running run[kBatch];
+  float* acc = scratch;
+  const Path path{reinterpret_cast<uint32_t*>(scratch + int64_t(kBatch) * kUnitHeads * dim),
+                  reinterpret_cast<uint16_t*>(scratch + int64_t(kBatch) * kUnitHeads * dim +
+                                              int64_t(dim) * kBlock)};
+  const int64_t shared = (depth ? start : start + first + 1) / kBlock;
+  int count = 0;
+  for (int r = first; r < last; r += step, count++) {
+    for (int g = 0; g < heads; g++) {
+      run[count].maximum[g] = -std::numeric_limits<float>::infinity();
+      run[count].mass[g] = 0.0f;
+    }
+  }
+  std::memset(acc, 0, sizeof(float) * size_t(count) * heads * dim);
+  const auto query = [&](int r) { return a->q + (int64_t(r) * a->query_heads + head) * dim; };
+  for (int64_t block = 0; block < shared; block++) {
+    int i = 0;
+    for (int r = first; r < last; r += step, i++)
+      take(heads, query(r), cache.key_block(kv, block), cache.value(kv, block * kBlock), dim, kBlock,
+           a->scale, &run[i], acc + int64_t(i) * heads * dim, i == 0);
+  }
+  for (int j = 0; depth && j < start % kBlock; j++) path.put(cache, kv, shared * kBlock + j, j);
+  int i = 0, placed = 0;
+  for (int r = first; r < last; r += step, i++) {
+    int64_t left = (depth ? start + depth[r] : start + r) + 1 - shared * kBlock;
+    for (; depth && placed <= r; placed++)
+      path.put(cache, kv, start + placed, int(start % kBlock) + depth[placed]);
+    for (int64_t block = 0; left > 0; block++, left -= kBlock) {
+      const uint32_t* keys = depth ? path.keys + block * (dim / 2) * kBlock
+                                   : cache.key_block(kv, shared + block);
+      const uint16_t* values = depth ? path.values + block * kBlock * dim
+                                     : cache.value(kv, (shared + block) * kBlock);
+      take(heads, query(r), keys, values, dim, int(left < kBlock ? left : kBlock), a->scale, &run[i],
+           acc + int64_t(i) * heads * dim, i == 0 && !depth);
+    }
+    finish(a, r, head, heads, run[i], acc + int64_t(i) * heads * dim);
+  }
+}
+
+// Query heads begin .. end of one key head, in equal parts of at most six, rows in batches of 32.
+void attend_heads(const rondo_attention_args* a, const KvCache& cache, int kv, int begin, int end,
+                  int first, int step, const int32_t* depth, float* scratch) {
+  const int parts = (end - begin + kUnitHeads - 1) / kUnitHeads;
+  for (int part = 0; part < parts; part++) {
+    const int head = begin + (end - begin) * part / parts;
+    const int next = begin + (end - begin) * (part + 1) / parts;
+    for (int r = first; r < a->rows; r += kBatch * step) {
+      const int stop = r + kBatch * step < a->rows ? r + kBatch * step : a->rows;
+      attend(a, cache, kv, head, next - head, r, stop, step, depth, scratch);
+    }
+  }
+}
+
+}  // namespace
+
+RONDO_OP(attention) {
+  const KvCache cache{a->keys, a->values, a->capacity, a->dim};
+  const int group = a->query_heads / a->key_heads;
+  float* scratch = a->scratch + worker * a->scratch_floats;
+  int32_t depths[kBatch];
+  const int32_t* depth = nullptr;
+  bool valid = *a->start >= 0 && int64_t(*a->start) + a->rows <= a->capacity;
+  if (a->parents) {
+    for (int r = 0; r < a->rows && valid; r++) {
+      const int32_t parent = a->parents[r];
+      valid = parent >= -1 && parent < r;
+      depths[r] = parent >= 0 && valid ? depths[parent] + 1 : 0;
+    }
+    depth = depths;
+  }
+  if (!valid) {
+    // A row past the cache becomes NaN, which the argmax reports; memory is never overrun.
+    for (int64_t r = worker; r < a->rows; r += workers)
+      for (int c = 0; c < a->query_heads * a->dim; c++) a->out[r * a->out_stride + c] = 0x7fc0;
+    return;
+  }
+  if (a->key_heads % workers == 0) {
+    for (int kv = worker; kv < a->key_heads; kv += workers)
+      attend_heads(a, cache, kv, kv * group, (kv + 1) * group, 0, 1, depth, scratch);
+  } else if (a->rows >= workers) {
+    for (int kv = 0; kv < a->key_heads; kv++)
+      attend_heads(a, cache, kv, kv * group, (kv + 1) * group, worker, workers, depth, scratch);
+  } else {
+    // Fewer rows and key heads than workers: each worker takes its share of all query heads.
+    const int begin = int(int64_t(a->query_heads) * worker / workers);
+    const int end = int(int64_t(a->query_heads) * (worker + 1) / workers);
+    for (int kv = 0; kv < a->key_heads; kv++) {
+      const int from = begin > kv * group ? begin : kv * group;
+      const int to = end < (kv + 1) * group ? end : (kv + 1) * group;
+      if (from < to) attend_heads(a, cache, kv, from, to, 0, 1, depth, scratch);
+    }
+  }
+}
