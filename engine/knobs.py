@@ -147,15 +147,16 @@ def read_profile(path: Path) -> dict[str, str]:
     try:
         with path.open("rb") as file:
             data = file.read(_PROFILE_LIMIT_BYTES + 1)
-        text = data.decode("utf-8-sig")
     except OSError as error:
         raise UsageError(f"{path}: cannot read the profile: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: the profile is not UTF-8 text (byte {error.start}).") from error
     if len(data) > _PROFILE_LIMIT_BYTES:
         raise UsageError(f"{path}: larger than {_PROFILE_LIMIT_BYTES} bytes, not a profile.")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: the profile is not UTF-8 text (byte {error.start}).") from error
     values: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         line = line.strip()
         if not line or line.startswith("#"):
             continue

@@ -86,12 +86,13 @@ def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
 def choose(logits: np.ndarray, sampling: Sampling, position: int) -> int:
     """The token for `position` from its logits (float32 [V]).
 
-    Greedy ties go to the lowest index. Raises NumericsError when a logit is NaN.
+    Greedy ties go to the lowest index. Raises NumericsError when a logit is NaN or +infinity, or all are
+    -infinity.
     """
     best = int(np.argmax(logits))  # NaN counts as the largest
-    if np.isnan(logits[best]):
+    if not np.isfinite(logits[best]):
         raise NumericsError(
-            "The logits contain NaN.",
+            f"The logits contain {'NaN' if np.isnan(logits[best]) else 'an infinity'}.",
             kept="The text so far is kept.",
             next_step="Check the model folder: a weight is damaged or was converted wrongly.",
         )

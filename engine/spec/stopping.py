@@ -5,7 +5,11 @@ from __future__ import annotations
 
 
 class StopScanner:
-    """Lets text through up to the first stop string, holding back what could become one."""
+    """Lets text through up to the first stop string, holding back what could become one.
+
+    The first one is that which is complete first, as in a stream of single characters: what is shown does not
+    depend on how the text was cut into pieces.
+    """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
@@ -19,10 +23,10 @@ class StopScanner:
         if not self._stops:
             return text
         self._held += text
-        cuts = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if cuts:
+        met = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if met:
             self.stopped = True
-            shown, self._held = self._held[: min(cuts)], ""
+            shown, self._held = self._held[: min(met)[1]], ""
             return shown
         keep = max(_overlap(self._held, stop) for stop in self._stops)
         cut = len(self._held) - keep
