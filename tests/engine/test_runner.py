@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The engine thread behind its handle: loads, generations, cancels, failures and the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from checkpoints import make_checkpoint
+
+from engine.api import (
+    Event,
+    Failed,
+    Finished,
+    GenerateRequest,
+    Loaded,
+    LoadFailed,
+    LoadProgressed,
+    Message,
+    Started,
+    StateChanged,
+)
+from engine.errors import BusyError
+from engine.runner import ThreadedEngine
+
+PATIENCE_S = 60.0
+
+
+class Listener:
+    """Collects a handle's events and waits for one of a kind."""
+
+    def __init__(self, handle: ThreadedEngine) -> None:
+        self.handle = handle
+        self.seen: list[Event] = []
+
+    def wait(self, wanted: type[Event] | Callable[[Event], bool]) -> Event:
+        is_wanted = (lambda e: isinstance(e, wanted)) if isinstance(wanted, type) else wanted
+        start = len(self.seen)
+        deadline_s = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline_s:
+            self.seen += self.handle.events()
+            for event in self.seen[start:]:
+                if is_wanted(event):
+                    return event
+            time.sleep(0.005)
+        raise AssertionError(f"no such event in {PATIENCE_S} s; seen {self.seen[start:]}")
+
+    def finished(self, request_id: int) -> Finished:
+        """The end of a request, whether it was seen already or is still to come."""
+
+        def is_it(event: Event) -> bool:
+            return isinstance(event, Finished) and event.request_id == request_id
+
+        return next(filter(is_it, self.seen), None) or self.wait(is_it)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    make_checkpoint(folder, max_position_embeddings=4096)
+    return folder
+
+
+@pytest.fixture
+def handle() -> Iterator[ThreadedEngine]:
+    engine = ThreadedEngine(knobs={"QWEN38_CPU_ISA": "reference"}, threads=1)
+    yield engine
+    assert engine.close(PATIENCE_S)
+
+
+@pytest.fixture
+def listener(handle: ThreadedEngine, model: Path) -> Listener:
+    listener = Listener(handle)
+    handle.load(str(model))
+    listener.wait(Loaded)
+    return listener
+
+
+def ask(text: str, max_tokens: int = 8) -> GenerateRequest:
+    return GenerateRequest(messages=(Message("user", text),), max_tokens=max_tokens)
+
+
+def test_a_load_tells_its_progress_and_its_card(listener: Listener, model: Path) -> None:
+    progress = [e.progress for e in listener.seen if isinstance(e, LoadProgressed)]
+    assert progress[-1].done_bytes == progress[-1].total_bytes > 0
+    card = listener.handle.snapshot().model
+    assert card is not None
+    assert card.path == str(model)
+    assert card.speculates
+
+
+def test_a_generation_streams_records_rounds_and_ends(listener: Listener) -> None:
+    handle = listener.handle
+    request_id = handle.generate(ask("the engine", 20))
+    finished = listener.wait(Finished)
+    text, cursor = handle.text_since(request_id, 0)
+    assert finished.generation.text == text
+    assert handle.text_since(request_id, cursor) == ("", cursor)
+    rows, count, lost = handle.ring.since(0)
+    assert (count, lost) == (finished.generation.rounds, 0)
+    assert rows["committed_tokens"].sum() == len(finished.generation.token_ids) - 1
+    assert set(rows["request_id"]) == {request_id}
+    parts = rows["draft_ms"] + rows["verify_ms"] + rows["sample_ms"] + rows["commit_ms"]
+    assert (parts <= rows["round_ms"] + 1e-3).all()
+    states = [e.state for e in listener.seen if isinstance(e, StateChanged)]
+    assert states[-4:] == ["ready", "prefilling", "writing", "ready"] or states[-3:] == [
+        "prefilling",
+        "writing",
+        "ready",
+    ]
+    assert any(isinstance(e, Started) and e.prompt_tokens > 0 for e in listener.seen)
+
+
+def test_cancel_stops_the_running_and_the_waiting_request(listener: Listener) -> None:
+    handle = listener.handle
+    first = handle.generate(ask("the", 3000))
+    second = handle.generate(ask("the", 3000))
+    listener.wait(lambda e: isinstance(e, StateChanged) and e.state == "writing")
+    handle.cancel()
+    for request_id in (first, second):
+        ended = listener.finished(request_id)
+        assert ended.generation.finish_reason == "cancelled"
+    handle.generate(ask("the"))
+    after = listener.finished(second + 1)
+    assert after.generation.finish_reason == "length"
+
+
+def test_a_failed_load_keeps_the_model_that_runs(listener: Listener, tmp_path: Path) -> None:
+    listener.handle.load(str(tmp_path / "nothing here"))
+    failed = listener.wait(LoadFailed)
+    assert "still loaded" in failed.report.kept
+    listener.handle.generate(ask("the"))
+    assert listener.wait(Finished)
+
+
+def test_a_request_without_a_model_fails_with_the_next_step(handle: ThreadedEngine) -> None:
+    handle.generate(ask("hello"))
+    failed = Listener(handle).wait(Failed)
+    assert "No model is loaded" in failed.report.cause
+    assert failed.report.next_step
+
+
+def test_a_refused_prompt_reports_and_the_engine_stays_ready(listener: Listener) -> None:
+    listener.handle.generate(ask("word " * 9000))
+    failed = listener.wait(Failed)
+    assert "4,096" in failed.report.cause
+    listener.handle.generate(ask("the"))
+    assert listener.wait(Finished)
+
+
+def test_close_in_the_middle_of_a_generation_ends_in_time(model: Path) -> None:
+    engine = ThreadedEngine(knobs={"QWEN38_CPU_ISA": "reference"}, threads=1)
+    listener = Listener(engine)
+    engine.load(str(model))
+    listener.wait(Loaded)
+    engine.generate(ask("the", 3000))
+    listener.wait(lambda e: isinstance(e, StateChanged) and e.state == "writing")
+    assert engine.close(PATIENCE_S)
+    assert engine.snapshot().state == "closed"
+    with pytest.raises(BusyError):
+        engine.generate(ask("the"))
+
+
+def test_the_heart_beats_while_idle(handle: ThreadedEngine) -> None:
+    before_s = handle.snapshot().beat_s
+    time.sleep(1.2)
+    assert handle.snapshot().beat_s > before_s
