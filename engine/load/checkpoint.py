@@ -181,7 +181,8 @@ def memory_need(
             weight_bytes += linear.codes.nbytes + linear.slot.rows * 4
             weight_bytes += 2 * linear.scale.nbytes if linear.scale is not None else 0
     for slot, entry in plan.vectors.values():
-        weight_bytes += _plain_bytes(slot.shape, entry.dtype, keep_float32 or slot.exact)
+        dtype = "F32" if slot.exact else entry.dtype
+        weight_bytes += _plain_bytes(slot.shape, dtype, keep_float32 or slot.exact)
     return MemoryNeed(
         weight_bytes=weight_bytes,
         transient_bytes=max(entry.nbytes for entry in plan.entries),

@@ -214,6 +214,11 @@ def _text_only(
     text_only = {**data, "added_tokens": [], "post_processor": None}
     text_only |= {"truncation": None, "padding": None}
     in_base = control & vocabulary.keys()
+    if not in_base.isdisjoint(byte_of_character()):
+        raise UnsupportedModelError(
+            f"{FILE}: a control token is spelled like a single byte, so typed text would become one.",
+            next_step=_AGAIN,
+        )
     if in_base:
         model = dict(data["model"])
         model["vocab"] = {token: i for token, i in vocabulary.items() if token not in in_base}
