@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""What a bench is asked and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from engine.errors import UsageError
+from engine.measure.rounds import CONTEXT_SPAN, SUITES
+from engine.measure.shapes import Shape
+
+_MOST_ROWS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRequest:
+    """What to measure. `rows` belong to the verify suite, `prefill_tokens` to the prefill suite.
+
+    Every case gets `turns` turns, more while `budget_s` is not used up, fewer when they would take longer than
+    `case_limit_s` (its row's n then says how many there were).
+    """
+
+    shape: Shape
+    suites: tuple[str, ...] = SUITES
+    rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    prefill_tokens: tuple[int, ...] = (256, 1024)
+    threads: int = 1
+    peers: tuple[str, ...] = ()
+    weight_format: str = "nvfp4"
+    context_tokens: int = 32
+    turns: int = 5
+    budget_s: float = 20.0
+    case_limit_s: float = 120.0
+    seed: int = 0
+
+    def check(self) -> None:
+        """UsageError for values that measure nothing."""
+        _require(self.suites and set(self.suites) <= set(SUITES), "suite", ", ".join(SUITES))
+        _require(
+            self.rows and all(1 <= rows <= _MOST_ROWS for rows in self.rows),
+            "rows",
+            f"numbers from 1 to {_MOST_ROWS}",
+        )
+        limit = self.shape.config.context_tokens
+        _require(
+            self.prefill_tokens and all(1 <= n <= limit for n in self.prefill_tokens),
+            "prefill tokens",
+            f"numbers from 1 to {limit}",
+        )
+        _require(1 <= self.threads <= 256, "threads", "a number from 1 to 256")
+        longest = limit - CONTEXT_SPAN
+        _require(1 <= self.context_tokens <= longest, "context", f"1 to {longest} tokens")
+        _require(self.turns >= 1, "turns", "1 or more")
+
+    @property
+    def cases(self) -> tuple[tuple[str, int], ...]:
+        """(suite, rows) in the order they are measured; rows are tokens in the prefill suite."""
+        rows = {"decode": (1,), "verify": self.rows, "prefill": self.prefill_tokens}
+        return tuple((s, n) for s in SUITES if s in self.suites for n in dict.fromkeys(rows[s]))
+
+    @property
+    def capacity(self) -> int:
+        """Positions a contender must have room for."""
+        rounds = self.context_tokens + CONTEXT_SPAN
+        return max(rounds, *self.prefill_tokens) if "prefill" in self.suites else rounds
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRow:
+    """One case of one contender; `peer` is None for this engine.
+
+    `n` counts timed rounds. `tokens_per_s` counts rows, as if all were kept. `gflops` counts the matrix
+    products. `read_gbps` is None for prefill, where bytes do not bound the time.
+    """
+
+    suite: str
+    rows: int
+    threads: int
+    ms_median: float
+    ms_min: float
+    ms_max: float
+    read_gbps: float | None
+    roof_gbps: float | None
+    gflops: float
+    peak_gflops: float | None
+    tokens_per_s: float
+    peer: str | None
+    n: int
+    weight_format: str
+    shape: str
+    context_tokens: int
+    bytes_per_round: int | None
+    samples_ms: tuple[float, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchReport:
+    """All rows of a run, what they were measured on, and what was left out and why."""
+
+    rows: tuple[BenchRow, ...]
+    shape_note: str
+    backend: str
+    turns: int
+    seconds: float
+    roof_samples_gbps: tuple[float, ...]
+    peak_samples_gflops: tuple[float, ...]
+    peer_versions: dict[str, str]
+    machine: dict[str, Any]
+    notices: tuple[str, ...]
+
+    def to_json(self, *, samples: bool = False) -> dict[str, Any]:
+        """The report as plain values; `samples` keeps every round's time in its row."""
+        values = asdict(self)
+        if not samples:
+            for row in values["rows"]:
+                del row["samples_ms"]
+        return values
+
+
+def _require(holds: object, name: str, accepted: str) -> None:
+    if not holds:
+        raise UsageError(f"The value of {name} cannot be measured.", next_step=f"Use {accepted}.")

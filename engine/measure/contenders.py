@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Who takes turns in a bench: this engine in this process, peers in theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from engine.measure.peers.catalogue import PeerChoice
+from engine.measure.peers.process import PeerError, PeerProcess, python_command
+from engine.measure.peers.worker import Specification
+from engine.measure.rounds import RoundTimer
+from engine.model.backend import Backend
+from engine.model.config import ModelConfig
+
+
+class Contender(Protocol):
+    """One engine in one weight format; `label` is None for this engine."""
+
+    label: str | None
+    weight_format: str
+    version: str
+
+    def turn(self, suite: str, rows: int) -> list[float]:
+        """Milliseconds of a few rounds; see `RoundTimer.turn`."""
+
+    def round_bytes(self, rows: int) -> int:
+        """Bytes a round of `rows` rows has to read."""
+
+    def close(self) -> None:
+        """Free what it holds."""
+
+
+class OwnContender:
+    """This engine's backend as a contender."""
+
+    label = None
+    version = ""
+
+    def __init__(
+        self, backend: Backend, *, weight_format: str, context_tokens: int, seed: int
+    ) -> None:
+        self._backend = backend
+        self._timer = RoundTimer(_BackendModel(backend), context_tokens=context_tokens, seed=seed)
+        self.weight_format = weight_format
+
+    def turn(self, suite: str, rows: int) -> list[float]:
+        return self._timer.turn(suite, rows)
+
+    def round_bytes(self, rows: int) -> int:
+        return self._backend.round_bytes(rows, 0)
+
+    def close(self) -> None:
+        self._backend.close()
+
+
+class PeerContender:
+    """A peer's process as a contender."""
+
+    def __init__(self, process: PeerProcess, config: ModelConfig, context_tokens: int) -> None:
+        self._process = process
+        self.label: str | None = process.label
+        self.weight_format = process.info.weight_format
+        self.version = process.info.version
+        state = 4 * config.value_heads * config.key_dim * config.value_dim * len(config.gdn_layers)
+        kv = 2 * 2 * config.kv_rows * len(config.attention_layers) * context_tokens
+        self._bytes = process.info.read_bytes + state + kv
+
+    def turn(self, suite: str, rows: int) -> list[float]:
+        return self._process.turn(suite, rows)
+
+    def round_bytes(self, rows: int) -> int:
+        return self._bytes if rows else 0
+
+    def close(self) -> None:
+        self._process.close()
+
+
+def open_peer(choice: PeerChoice, specification: Specification) -> PeerContender:
+    """Start a peer and wait until it has loaded; PeerError says why it is left out."""
+    if choice.missing:
+        raise PeerError(
+            f"{choice.label} is left out: {' and '.join(choice.missing)} not installed.",
+            next_step=f"Install it: {choice.install}",
+        )
+    process = PeerProcess(choice.label, python_command(choice.module), specification.to_json())
+    return PeerContender(process, specification.config, specification.context_tokens)
+
+
+class _BackendModel:
+    """A backend seen as a model to time: a round is a verify pass and the commit of all its rows."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.vocab_size = backend.config.vocab_size
+
+    def restart(self, ids: Sequence[int]) -> None:
+        self._backend.reset(speculate=False)
+        if ids:
+            self._backend.prefill(ids)
+
+    def advance(self, ids: Sequence[int]) -> None:
+        self._backend.verify(ids)
+        self._backend.commit(len(ids))
+
+    def prefill(self, ids: Sequence[int]) -> None:
+        self._backend.prefill(ids)
