@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.api import GenerateRequest, Generation, KernelTable, LoadProgress, ModelCard
+from engine.api import GenerateRequest, Generation, KernelRow, KernelTable, LoadProgress, ModelCard
 from engine.errors import Cancelled, PromptError, UsageError
 from engine.knobs import KnobSet
 from engine.load.checkpoint import Checkpoint, read_checkpoint
@@ -39,6 +39,7 @@ class Engine:
         self._backend = backend
         self._knobs = knobs
         self._stop_ids = frozenset(checkpoint.stop_ids)
+        self._rounds, self._rounds_ms = 0, 0.0  # since the kernel table was reset
         self.card = card
 
     @staticmethod
@@ -112,12 +113,34 @@ class Engine:
         return torch.cat(parts)
 
     def kernel_table(self) -> KernelTable:
-        """Per-operation times since the last reset."""
-        return self._backend.kernel_table()
+        """Per-operation times over the rounds since the last reset."""
+        times = self._backend.operation_times()
+        rounds, rounds_ms = self._rounds, self._rounds_ms
+        if isinstance(times, str):
+            return KernelTable((), rounds, 0.0, 0.0, times)
+        if not rounds:
+            return KernelTable((), 0, 0.0, 0.0, "no round has run yet")
+        rows = [
+            KernelRow(
+                name=each.name,
+                calls=each.calls,
+                total_ms=each.total_ms,
+                share_pct=100.0 * each.total_ms / rounds_ms,
+                read_gbps=each.bytes_read / each.total_ms / 1e6 if each.total_ms else None,
+                gflops=each.flops / each.total_ms / 1e6 if each.total_ms else None,
+            )
+            for each in times
+        ]
+        rows.sort(key=lambda row: -row.total_ms)
+        accounted_ms = sum(row.total_ms for row in rows)
+        return KernelTable(
+            tuple(rows), rounds, rounds_ms / rounds, (rounds_ms - accounted_ms) / rounds
+        )
 
     def reset_kernel_table(self) -> None:
         """Start the per-operation times anew."""
-        self._backend.reset_kernel_table()
+        self._backend.reset_operation_times()
+        self._rounds, self._rounds_ms = 0, 0.0
 
     def prompt_ids(self, request: GenerateRequest) -> tuple[list[int], bool]:
         """The prompt's token ids and whether the answer starts inside a thinking part.
@@ -236,6 +259,8 @@ class Engine:
             stopped = stream.add(done.tokens[:-1] if stopped else done.tokens) or stopped
             round_ms = (time.perf_counter() - started) * 1e3
             tally.count(done, round_ms)
+            self._rounds += 1
+            self._rounds_ms += round_ms
             if on_round:
                 on_round(done, round_ms, self._backend.length)
             if stopped:

@@ -119,6 +119,14 @@ class KnobSet:
         """(text, source) of a switch named without its prefix."""
         return self._raw[name]
 
+    def signature(self) -> tuple[tuple[str, str], ...]:
+        """The switches that a recorded pass depends on, with their values."""
+        return tuple(
+            (knob.name, self._raw[knob.name][0])
+            for knob in KNOBS
+            if knob.flip != "reload" and knob.bits != "proposes-only"
+        )
+
     def flag(self, name: str) -> bool:
         """Value of a bool switch."""
         value = self._parsed[name]

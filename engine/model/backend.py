@@ -10,7 +10,6 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from engine.api import KernelTable
 from engine.model.config import ModelConfig
 
 
@@ -23,6 +22,17 @@ class Verified:
 
     best: list[int]
     logits: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class OperationTime:
+    """What one operation took, moved and computed over all its calls."""
+
+    name: str
+    calls: int
+    total_ms: float
+    bytes_read: int
+    flops: int
 
 
 class Backend(Protocol):
@@ -61,11 +71,11 @@ class Backend(Protocol):
     def suspect_layer(self) -> str:
         """The first place where the last pass held a NaN or an infinity, in words."""
 
-    def kernel_table(self) -> KernelTable:
-        """Per-operation times since the last reset."""
+    def operation_times(self) -> list[OperationTime] | str:
+        """Times by operation of the passes of rounds since the last reset, or why there are none."""
 
-    def reset_kernel_table(self) -> None:
-        """Start the per-operation times anew."""
+    def reset_operation_times(self) -> None:
+        """Start the times anew."""
 
     def close(self) -> None:
         """Free threads and memory."""

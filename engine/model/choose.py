@@ -17,7 +17,18 @@ from engine.knobs import KnobSet
 from engine.load.checkpoint import Checkpoint
 from engine.model.backend import Backend
 from engine.model.byte_model import ByteModel
+from engine.model.native import NativeBackend
+from engine.model.native_weights import unsupported_shape
 from engine.model.reference import ReferenceBackend
+from kernels.build import NativeBuildError, NativeLibrary, load_library
+from kernels.tape import Pool
+
+ISA_NAMES = {
+    "avx512bf16": "AVX-512 BF16",
+    "avx512": "AVX-512",
+    "avx2": "AVX2",
+    "portable": "portable code",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +93,32 @@ def open_backend(
     if float32 or wanted == "reference":
         dtype = torch.float32 if float32 else torch.bfloat16
         return _reference(checkpoint, capacity, threads, dtype, ())
-    return _reference(checkpoint, capacity, threads, torch.bfloat16, ())
+    why_not = unsupported_shape(checkpoint.config)
+    if why_not:
+        notice = f"The native kernels do not take this shape ({why_not}); PyTorch operations run."
+        return _reference(checkpoint, capacity, threads, torch.bfloat16, (notice,))
+    try:
+        library = load_library(wanted or None)
+    except NativeBuildError as error:
+        notice = f"The native kernels are not built, PyTorch operations run instead: {error}"
+        return _reference(checkpoint, capacity, threads, torch.bfloat16, (notice,))
+    return _native(checkpoint, capacity, threads, knobs, library)
+
+
+def _native(
+    checkpoint: Checkpoint,
+    capacity: int,
+    threads: int | None,
+    knobs: KnobSet,
+    library: NativeLibrary,
+) -> OpenedBackend:
+    count = threads or physical_cores()
+    pool = Pool(library, count)
+    backend = NativeBackend(
+        checkpoint.config, checkpoint.weights, capacity=capacity, knobs=knobs, pool=pool
+    )
+    device = f"CPU, {_threads(count)}, {ISA_NAMES[library.isa]}"
+    return OpenedBackend(backend, device, (), None)
 
 
 def _reference(
@@ -98,8 +134,12 @@ def _reference(
         checkpoint.config, checkpoint.weights, capacity=capacity, dtype=dtype
     )
     kind = "float32" if dtype == torch.float32 else "bfloat16"
-    device = f"CPU, {threads} thread{'s'[: threads > 1]}, PyTorch {kind}"
+    device = f"CPU, {_threads(threads)}, PyTorch {kind}"
     return OpenedBackend(backend, device, notices, None)
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread" if count == 1 else f"{count} threads"
 
 
 def physical_cores() -> int:

@@ -59,11 +59,14 @@ class DecodeLoop:
         drafted = backend.draft(self.anchor, depth) if depth else []
         after_draft = time.perf_counter()
         bytes_read = backend.round_bytes(1 + len(drafted), len(drafted))
-        verified = backend.verify([self.anchor, *drafted])
+        position = backend.length + 1
+        # A row without drafts behind it is committed for certain: no rollback needs recording.
+        verified = (
+            backend.verify([self.anchor, *drafted]) if drafted else backend.prefill([self.anchor])
+        )
         after_verify = time.perf_counter()
         tokens: list[int] = []
         accepted = 0
-        position = backend.length + 1
         for row in range(1 + len(drafted)):
             token = self._choose(verified, row, position + row)
             tokens.append(token)
@@ -72,7 +75,8 @@ class DecodeLoop:
             if not hit or token in self._stop_ids:
                 break
         after_sample = time.perf_counter()
-        backend.commit(len(tokens))
+        if drafted:
+            backend.commit(len(tokens))
         self.anchor = tokens[-1]
         after_commit = time.perf_counter()
         return Round(

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The hybrid forward on the compiled kernels: one arithmetic for every row count, replayed from tapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.knobs import KnobSet
+from engine.load.weights import ModelWeights
+from engine.model.arena import MAX_DRAFT, VERIFY_ROWS, Arena
+from engine.model.backend import OperationTime, Verified
+from engine.model.byte_model import ByteModel
+from engine.model.config import ModelConfig
+from engine.model.native_forward import NativeForward
+from engine.model.native_weights import NativeWeights
+from engine.model.verify_graph import GraphKey, VerifyGraphs, context_class
+from kernels.elementwise.native import statistics
+from kernels.gated_delta.buffers import state_from_tiles
+from kernels.tape import Pool, StepModel, Tape
+
+MAX_ROWS = 256  # of a prompt chunk
+
+
+@dataclass(slots=True)
+class _Times:
+    """Milliseconds of each step of one recording, summed over its runs."""
+
+    models: list[StepModel]
+    runs: int
+    total_ms: np.ndarray  # float64 [steps]
+
+
+class NativeBackend:
+    """See `engine.model.backend.Backend`.
+
+    Rows of a verify pass are recorded, not committed: `commit` only names the rows to keep, and the next pass
+    applies them to each state tile as it loads it, so that the state is read and written once a round.
+    """
+
+    name = "native"
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        *,
+        capacity: int,
+        knobs: KnobSet,
+        pool: Pool,
+    ) -> None:
+        """Pack `weights`, whose linears are freed one by one as they are packed, and lay out the arena."""
+        self.config = config
+        self.capacity = capacity
+        self.length = 0
+        self.pool = pool
+        self._bytes = ByteModel.of(config, weights)
+        self._signature = knobs.signature()
+        self._replay = knobs.flag("VERIFY_GRAPH")
+        packed = NativeWeights.pack(config, weights, positions=capacity + VERIFY_ROWS)
+        self._arena = Arena.build(
+            config, packed.widths, rows=MAX_ROWS, capacity=capacity, mtp=packed.mtp is not None
+        )
+        self._forward = NativeForward(config, packed, self._arena)
+        self._graphs = VerifyGraphs(self._record)
+        self._ids = self._arena.ids.numpy()
+        self._start = self._arena.start.numpy()
+        self._pending_count = self._arena.pending.count.numpy()
+        self._pending_rows = self._arena.pending.rows.numpy()
+        self._pending_rows[:] = np.arange(VERIFY_ROWS)
+        self._best = self._arena.best.numpy()
+        self._drafted = self._arena.drafted.numpy()
+        self._mtp_next = self._arena.mtp_next.numpy()
+        self._mtp_start = self._arena.mtp_start.numpy()
+        self._logits = self._arena.logits[:, : config.vocab_size].numpy()
+        self._times: dict[GraphKey, _Times] = {}
+        self.reset(speculate=False)
+
+    def reset(self, *, speculate: bool) -> None:
+        self.length = 0
+        self._parity = 0
+        self._pending_count[0] = 0
+        self._verified: list[int] = []
+        self._speculate = speculate and self._arena.mtp_kv is not None
+        self._mtp_length = 0
+        # Rows of arena.hidden whose MTP pair is not written yet, and the tokens behind all but the last.
+        self._waiting = 0
+        self._waiting_next: list[int] = []
+        for buffers in self._arena.delta.values():
+            buffers.state.recurrent.zero_()
+            buffers.state.tail.zero_()
+
+    def prefill(self, ids: Sequence[int]) -> Verified:
+        rows = len(ids)
+        if rows > MAX_ROWS:
+            for at in range(0, rows - MAX_ROWS, MAX_ROWS):
+                self.prefill(ids[at : at + MAX_ROWS])
+            return self.prefill(ids[(rows - 1) // MAX_ROWS * MAX_ROWS :])
+        self._begin(ids)
+        self._run("prefill", rows)
+        self._pending_count[0] = 0
+        self._commit_rows(list(ids))
+        return Verified([int(self._best[0])], self._logits[:1])
+
+    def all_logits(self, ids: Sequence[int]) -> Tensor:
+        logits = torch.empty(len(ids), self.config.vocab_size)
+        for at in range(0, len(ids), VERIFY_ROWS):
+            part = ids[at : at + VERIFY_ROWS]
+            self.prefill(part)
+            self._run("head", len(part))
+            logits[at : at + len(part)] = torch.from_numpy(self._logits[: len(part)])
+        return logits
+
+    def verify(self, ids: Sequence[int]) -> Verified:
+        rows = len(ids)
+        if rows > VERIFY_ROWS:
+            raise ValueError(f"a verify pass takes at most {VERIFY_ROWS} rows, got {rows}")
+        self._begin(ids)
+        self._run("chain", rows)
+        self._pending_count[0] = 0
+        self._verified = list(ids)
+        return Verified(self._best[:rows].tolist(), self._logits[:rows])
+
+    def commit(self, keep: int) -> None:
+        ids = self._verified
+        if not 1 <= keep <= len(ids):
+            raise ValueError(
+                f"commit keeps 1 to {len(ids)} rows of the last verify pass, got {keep}"
+            )
+        self._verified = []
+        self._pending_count[0] = keep
+        # The next pass owns the other record set and finds these rows in this one.
+        self._parity = 1 - self._parity
+        self._commit_rows(ids[:keep])
+
+    def draft(self, anchor: int, depth: int) -> list[int]:
+        if not self._speculate or not self._waiting or depth < 1:
+            return []
+        self._extend_all_but_last()
+        rows = self._waiting
+        self._mtp_next[: rows - 1] = self._waiting_next
+        self._mtp_next[rows - 1] = anchor
+        depth = min(depth, MAX_DRAFT, self.capacity - self.length + 1)
+        self._mtp_start[0] = self._mtp_length
+        self._mtp_start[1:] = self._mtp_length + rows + np.arange(MAX_DRAFT - 1)
+        self._run("draft", rows, steps=depth)
+        self._mtp_length += rows
+        self._waiting, self._waiting_next = 0, []
+        return self._drafted[:depth].tolist()
+
+    def round_bytes(self, rows: int, drafted: int) -> int:
+        return self._bytes.round_bytes(rows, drafted, self.length)
+
+    def suspect_layer(self) -> str:
+        """Reruns the last tokens from an empty state and looks behind every mixer and MLP.
+
+        The sequence is lost; a weight that is bad shows from any state.
+        """
+        arena = self._arena
+        rows = min(VERIFY_ROWS, max(1, len(self._verified)))
+        self.reset(speculate=False)
+        self._start[0] = 0
+        found = torch.zeros(rows, 3)
+        suspects: list[str] = []
+
+        def look(tape: Tape, layer: int, part: str) -> None:
+            statistics(tape, x=arena.residual, out=found, rows=rows)
+            if float(found[:, 2].sum()) > 0:
+                suspects.append(f"layer {layer}, {part}")
+
+        self._forward.trunk(
+            Tape(self.pool, eager=True),
+            rows=rows,
+            parity=0,
+            advance=True,
+            expected_length=0,
+            after_layer=look,
+        )
+        return suspects[0] if suspects else "the output head"
+
+    def operation_times(self) -> list[OperationTime]:
+        """Times of the passes of rounds since the last reset, by operation."""
+        sums: dict[str, list[float]] = {}
+        for times in list(self._times.values()):
+            for model, total_ms in zip(times.models, times.total_ms.tolist(), strict=True):
+                row = sums.setdefault(model.name, [0, 0.0, 0, 0])
+                row[0] += times.runs
+                row[1] += total_ms
+                row[2] += times.runs * model.bytes_read
+                row[3] += times.runs * model.flops
+        return [
+            OperationTime(name, int(n), ms, int(b), int(f)) for name, (n, ms, b, f) in sums.items()
+        ]
+
+    def reset_operation_times(self) -> None:
+        self._times = {}
+
+    def close(self) -> None:
+        self._graphs.clear()
+        self.pool.close()
+
+    def committed_state(self) -> dict[str, Tensor]:
+        """Copies of everything committed, by name, the pending rows applied: for tests and tools.
+
+        Recurrent states float32 [Hv, dk, dv], tails, and the KV rows of every attention layer.
+        """
+        arena = self._arena
+        if self._pending_count[0]:
+            raise ValueError("rows are pending; run a pass first")
+        state: dict[str, Tensor] = {"length": torch.tensor(self.length)}
+        for layer, buffers in arena.delta.items():
+            state[f"state {layer}"] = state_from_tiles(buffers.state.recurrent)
+            state[f"tail {layer}"] = buffers.state.tail.clone()
+        for layer, cache in arena.kv.items():
+            state[f"keys {layer}"], state[f"values {layer}"] = cache.read(self.length)
+        return state
+
+    def _begin(self, ids: Sequence[int]) -> None:
+        """Check the room, bring the MTP cache in step, and lay out the inputs of a pass."""
+        rows = len(ids)
+        if rows < 1 or self.length + rows > self.capacity:
+            raise ValueError(
+                f"{rows} rows after {self.length} do not fit a context of {self.capacity}"
+            )
+        if self._waiting:
+            self._extend([*self._waiting_next, ids[0]])
+            self._waiting, self._waiting_next = 0, []
+        self._ids[:rows] = ids
+        self._start[0] = self.length
+
+    def _commit_rows(self, ids: list[int]) -> None:
+        self.length += len(ids)
+        if self._speculate:
+            self._waiting, self._waiting_next = len(ids), ids[1:]
+
+    def _extend_all_but_last(self) -> None:
+        """After a prompt chunk: leave one waiting row, so that drafts need few recordings."""
+        if self._waiting <= MAX_DRAFT + 1:
+            return
+        self._extend(self._waiting_next)
+        self._arena.hidden[0] = self._arena.hidden[self._waiting - 1]
+        self._waiting, self._waiting_next = 1, []
+
+    def _extend(self, next_ids: list[int]) -> None:
+        """Write the MTP pairs of the first len(next_ids) waiting rows."""
+        rows = len(next_ids)
+        self._mtp_next[:rows] = next_ids
+        self._mtp_start[0] = self._mtp_length
+        self._run("extend", rows)
+        self._mtp_length += rows
+
+    def _run(self, kind: str, rows: int, *, steps: int = 0) -> None:
+        context = context_class(self.length + rows)
+        key = GraphKey(kind, rows, context, self._signature, self._parity, steps)
+        if self._replay:
+            tape = self._graphs.get(key)
+            tape.run()
+        else:
+            tape = self._record(key)
+        if kind == "prefill" and rows > 1:
+            return
+        times = self._times.get(key)
+        if times is None:
+            times = self._times[key] = _Times(tape.models, 0, np.zeros(len(tape.models)))
+        times.runs += 1
+        times.total_ms += tape.step_ms()
+
+    def _record(self, key: GraphKey) -> Tape:
+        """Issue the operations of a key; with replay off they run as they are issued."""
+        tape = Tape(self.pool, eager=not self._replay)
+        forward, arena, rows = self._forward, self._arena, key.rows
+        if key.kind == "head":
+            forward.head(tape, arena.hidden, rows)
+        elif key.kind == "draft":
+            forward.draft(tape, rows=rows, steps=key.steps)
+        elif key.kind == "extend":
+            forward.mtp(
+                tape,
+                rows=rows,
+                hidden=arena.hidden,
+                next_ids=arena.mtp_next,
+                start=arena.mtp_start[:1],
+            )
+        else:
+            advance = key.kind == "prefill"
+            forward.trunk(
+                tape,
+                rows=rows,
+                parity=key.parity,
+                advance=advance,
+                expected_length=key.context_class,
+            )
+            first = rows - 1 if advance else 0
+            forward.head(tape, arena.hidden[first:], rows - first)
+        return tape

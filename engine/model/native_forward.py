@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Issues the native operations of a pass, layer by layer, onto a tape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from engine.model.arena import Arena, delta_shape
+from engine.model.config import ModelConfig
+from engine.model.native_weights import (
+    NativeAttention,
+    NativeDelta,
+    NativeMlp,
+    NativeWeights,
+)
+from kernels.attention.native import attention
+from kernels.causal_conv.native import delta_prepare
+from kernels.embedding.native import embed
+from kernels.gated_delta.native import gated_delta
+from kernels.head.native import argmax
+from kernels.kv_cache.native import KvCache
+from kernels.rms_norm.native import rms_norm
+from kernels.rope.native import attention_prepare
+from kernels.tape import Tape
+
+
+@dataclass(frozen=True, slots=True)
+class NativeForward:
+    """One model's weights over one arena; every method appends to a tape and runs nothing itself."""
+
+    config: ModelConfig
+    weights: NativeWeights
+    arena: Arena
+
+    def trunk(
+        self,
+        tape: Tape,
+        *,
+        rows: int,
+        parity: int,
+        advance: bool,
+        expected_length: int,
+        after_layer: Callable[[Tape, int, str], None] | None = None,
+    ) -> None:
+        """Embedding to final norm of `rows` rows, left in arena.hidden.
+
+        `parity`: the record set this pass owns; rows pending from the other one are committed first.
+        `advance` commits every row at once instead of recording them. `after_layer(tape, layer, part)` is
+        called behind each mixer and each MLP, for diagnosis.
+        """
+        arena, config, layers = self.arena, self.config, self.weights.layers
+        embed(tape, table=self.weights.embed, ids=arena.ids, out=arena.residual, rows=rows)
+        self._norm(tape, arena.residual, layers[0].input_norm, arena.normed, rows)
+        for index, layer in enumerate(layers):
+            if isinstance(layer, NativeDelta):
+                self._delta(tape, index, layer, rows=rows, parity=parity, advance=advance)
+            else:
+                self._attention(
+                    tape,
+                    layer,
+                    arena.kv[index],
+                    start=arena.start,
+                    rows=rows,
+                    committing=True,
+                    expected_length=expected_length,
+                )
+            self._add_norm(tape, layer.post_norm, arena.normed, rows)
+            if after_layer:
+                after_layer(tape, index, "mixer")
+            last = index + 1 == config.layers
+            norm = self.weights.final_norm if last else layers[index + 1].input_norm
+            self._mlp(tape, layer.mlp, rows)
+            self._add_norm(tape, norm, arena.hidden if last else arena.normed, rows)
+            if after_layer:
+                after_layer(tape, index, "MLP")
+
+    def head(self, tape: Tape, hidden: Tensor, rows: int) -> None:
+        """Logits and the best token of `rows` rows of `hidden`, into arena.logits and arena.best."""
+        arena = self.arena
+        self.weights.head.append(tape, hidden, arena.logits, rows, name="head")
+        self._argmax(tape, arena.best, rows)
+
+    def mtp(
+        self, tape: Tape, *, rows: int, hidden: Tensor, next_ids: Tensor, start: Tensor
+    ) -> None:
+        """MTP rows of (hidden row, next token) pairs, left in arena.mtp_hidden."""
+        arena, mtp = self.arena, self.weights.mtp
+        assert mtp is not None
+        assert arena.mtp_kv is not None
+        width = self.config.hidden_size
+        embed(tape, table=self.weights.embed, ids=next_ids, out=arena.mixed, rows=rows)
+        self._norm(tape, arena.mixed, mtp.norm_embedding, arena.mtp_pair[:, :width], rows)
+        self._norm(tape, hidden, mtp.norm_hidden, arena.mtp_pair[:, width:], rows)
+        mtp.fc.append(tape, arena.mtp_pair, arena.residual, rows, name="mtp fc")
+        self._norm(tape, arena.residual, mtp.layer.input_norm, arena.normed, rows)
+        self._attention(
+            tape,
+            mtp.layer,
+            arena.mtp_kv,
+            start=start,
+            rows=rows,
+            committing=False,
+            expected_length=0,
+        )
+        self._add_norm(tape, mtp.layer.post_norm, arena.normed, rows)
+        self._mlp(tape, mtp.layer.mlp, rows)
+        self._add_norm(tape, mtp.norm, arena.mtp_hidden, rows)
+
+    def draft(self, tape: Tape, *, rows: int, steps: int) -> None:
+        """`rows` pairs brought into the MTP cache, then `steps` tokens drafted in a chain.
+
+        The hidden rows are arena.hidden; every further step feeds the MTP's own normed row back.
+        """
+        arena = self.arena
+        self.mtp(
+            tape,
+            rows=rows,
+            hidden=arena.hidden,
+            next_ids=arena.mtp_next,
+            start=arena.mtp_start[:1],
+        )
+        last = arena.mtp_hidden[rows - 1 :]
+        for step in range(steps):
+            self.weights.head.append(tape, last, arena.logits, 1, name="draft head")
+            self._argmax(tape, arena.drafted[step:], 1)
+            if step + 1 < steps:
+                self.mtp(
+                    tape,
+                    rows=1,
+                    hidden=last,
+                    next_ids=arena.drafted[step:],
+                    start=arena.mtp_start[step + 1 : step + 2],
+                )
+                last = arena.mtp_hidden
+
+    def _delta(
+        self, tape: Tape, index: int, layer: NativeDelta, *, rows: int, parity: int, advance: bool
+    ) -> None:
+        arena, config = self.arena, self.config
+        shape, buffers = delta_shape(config), arena.delta[index]
+        channels, value_width = config.qkv_rows, config.value_width
+        projected = arena.projected if advance else buffers.projected[parity]
+        layer.project.append(tape, arena.normed, projected, rows, barrier=False, name="delta in")
+        layer.gates.append(tape, arena.normed, arena.gates, rows, name="delta gates")
+        z_at, b_at, a_at = layer.project.offsets[1], *layer.gates.offsets
+        heads = config.value_heads
+        record = None if advance else buffers.records[parity]
+        work = arena.delta_work if advance else arena.verify_work
+        delta_prepare(
+            tape,
+            shape=shape,
+            raw=projected[:, :channels],
+            a=arena.gates[:, a_at : a_at + heads],
+            b=arena.gates[:, b_at : b_at + heads],
+            weights=layer.small,
+            state=buffers.state,
+            work=work,
+            rows=rows,
+            record=record,
+            pending=arena.pending,
+            pending_raw=buffers.projected[1 - parity][:, :channels],
+        )
+        gated_delta(
+            tape,
+            shape=shape,
+            state=buffers.state,
+            work=work,
+            z=projected[:, z_at : z_at + value_width],
+            norm_weight=layer.gdn_norm,
+            out=arena.attended[:, :value_width],
+            eps=config.rms_eps,
+            rows=rows,
+            record=record,
+            pending=arena.pending,
+            pending_record=buffers.records[1 - parity],
+        )
+        layer.out.append(tape, arena.attended[:, :value_width], arena.mixed, rows, name="delta out")
+
+    def _attention(
+        self,
+        tape: Tape,
+        layer: NativeAttention,
+        cache: KvCache,
+        *,
+        start: Tensor,
+        rows: int,
+        committing: bool,
+        expected_length: int,
+    ) -> None:
+        arena, config = self.arena, self.config
+        layer.project.append(tape, arena.normed, arena.projected, rows, name="attention in")
+        q_at, k_at, v_at = layer.project.offsets
+        query = arena.projected[:, q_at : q_at + config.q_rows]
+        width = config.attention_width
+        attention_prepare(
+            tape,
+            q=query,
+            k=arena.projected[:, k_at : k_at + config.kv_rows],
+            v=arena.projected[:, v_at : v_at + config.kv_rows],
+            q_scale=layer.q_norm,
+            k_scale=layer.k_norm,
+            table=self.weights.rope,
+            cache=cache,
+            start=start,
+            q_out=arena.query,
+            eps=config.rms_eps,
+            rows=rows,
+            pending=arena.pending if committing else None,
+        )
+        attention(
+            tape,
+            q=arena.query,
+            cache=cache,
+            start=start,
+            out=arena.attended[:, :width],
+            scale=config.head_dim**-0.5,
+            rows=rows,
+            gated=query,
+            expected_length=expected_length,
+        )
+        layer.out.append(tape, arena.attended[:, :width], arena.mixed, rows, name="attention out")
+
+    def _mlp(self, tape: Tape, mlp: NativeMlp, rows: int) -> None:
+        arena = self.arena
+        mlp.append_inner(tape, arena.normed, arena.gate_up, arena.inner, rows)
+        mlp.down.append(tape, arena.inner, arena.mixed, rows, name="MLP down")
+
+    def _norm(self, tape: Tape, x: Tensor, scale: Tensor, out: Tensor, rows: int) -> None:
+        rms_norm(tape, x=x, scale=scale, out=out, eps=self.config.rms_eps, rows=rows)
+
+    def _add_norm(self, tape: Tape, scale: Tensor, out: Tensor, rows: int) -> None:
+        """arena.residual += arena.mixed, and the norm of the sum."""
+        arena = self.arena
+        rms_norm(
+            tape,
+            x=arena.mixed,
+            scale=scale,
+            out=out,
+            eps=self.config.rms_eps,
+            rows=rows,
+            residual=arena.residual,
+            total=arena.residual,
+            name="add_rms_norm",
+        )
+
+    def _argmax(self, tape: Tape, ids: Tensor, rows: int) -> None:
+        logits = self.arena.logits[:, : self.config.vocab_size]
+        argmax(tape, logits=logits, ids=ids, rows=rows)

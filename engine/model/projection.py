@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""One or several stored linears that read the same input, packed for the native products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.load.stored import Dense, Fp8Block, Fp8Row, Nvfp4, StoredLinear
+from kernels.bf16_linear.pack import pack_bf16
+from kernels.cpu.product import PackedLinear, linear
+from kernels.fp8_linear.pack import pack_fp8_blocks, pack_fp8_rows
+from kernels.nvfp4_linear.pack import pack_nvfp4
+from kernels.tape import Tape
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """Products over one input whose outputs lie side by side.
+
+    Neighbours in one stored format are one product; others follow each other. `offsets`: first column of each
+    part; `width`: columns in all, tile pads included.
+    """
+
+    products: tuple[tuple[PackedLinear, int], ...]  # with its first column
+    offsets: tuple[int, ...]
+    width: int
+
+    @staticmethod
+    def pack(*linears: StoredLinear) -> Projection:
+        """Pack and free each linear: afterwards only the packed copy holds its values."""
+        products, offsets, column = [], [], 0
+        for group in _runs_of_one_format(linears):
+            packed = _pack(group)
+            products.append((packed, column))
+            offsets += [column + part.offset for part in packed.parts]
+            column += packed.columns
+            for stored in group:
+                free(stored)
+        return Projection(tuple(products), tuple(offsets), column)
+
+    @staticmethod
+    def pack_gate_up(gate: StoredLinear, up: StoredLinear) -> Projection | None:
+        """SiLU(gate) * up as one product, or None where the two are stored differently."""
+        if type(gate) is not type(up):
+            return None
+        packed = _pack([gate, up], interleave=True)
+        free(gate)
+        free(up)
+        return Projection(((packed, 0),), (0,), packed.columns)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes one use reads."""
+        return sum(packed.weight_bytes for packed, _ in self.products)
+
+    def append(
+        self, tape: Tape, x: Tensor, out: Tensor, rows: int, *, name: str, barrier: bool = True
+    ) -> None:
+        """Record the products of x[:rows] into the columns of out from 0 to `width`."""
+        for packed, column in self.products:
+            columns = min(packed.columns, out.shape[1] - column)
+            last = packed is self.products[-1][0]
+            linear(
+                tape,
+                packed,
+                x,
+                out[:, column : column + columns],
+                rows=rows,
+                name=name,
+                columns=columns,
+                # Products of one projection write other columns each, so they need not wait.
+                barrier=barrier and last,
+            )
+
+
+def free(stored: StoredLinear) -> None:
+    """Give back the memory of a stored linear whose packed copy took its place."""
+    for name in stored.__slots__:
+        value = getattr(stored, name)
+        if isinstance(value, Tensor):
+            value.set_(torch.empty(0, dtype=value.dtype))
+
+
+def _runs_of_one_format(linears: tuple[StoredLinear, ...]) -> list[list[StoredLinear]]:
+    runs: list[list[StoredLinear]] = []
+    for stored in linears:
+        if runs and type(runs[-1][0]) is type(stored):
+            runs[-1].append(stored)
+        else:
+            runs.append([stored])
+    return runs
+
+
+def _pack(group: list[StoredLinear], *, interleave: bool = False) -> PackedLinear:
+    first = group[0]
+    if isinstance(first, Nvfp4):
+        parts = [(each.codes, each.scales, each.scale_2) for each in group]
+        return pack_nvfp4(parts, interleave=interleave)
+    if isinstance(first, Fp8Block):
+        return pack_fp8_blocks([(each.codes, each.scale) for each in group], interleave=interleave)
+    if isinstance(first, Fp8Row):
+        return pack_fp8_rows([(each.codes, each.scale) for each in group], interleave=interleave)
+    assert isinstance(first, Dense)
+    return pack_bf16([each.weight for each in group], interleave=interleave)

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Recorded forward passes by the shape of the round: the CPU's CUDA graphs."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+_FIRST_CLASS_TOKENS = 1024
+_KEPT = 256  # recordings; prompts end in chunks of many sizes
+
+
+@dataclass(frozen=True, slots=True)
+class GraphKey:
+    """What a recording is valid for; positions, lengths, tokens and the pending commit are not part of it.
+
+    `kind`: chain, prefill, head, draft or extend. `steps`: further one-row passes in a draft. `parity`: which
+    of the two record sets the pass writes.
+    """
+
+    kind: str
+    rows: int
+    context_class: int
+    signature: tuple[tuple[str, str], ...]
+    parity: int
+    steps: int = 0
+
+
+class Recording(Protocol):
+    """What a key leads to."""
+
+    def run(self) -> None: ...
+
+
+def context_class(tokens: int) -> int:
+    """The next power of two from 1,024: recordings of one class share their byte model."""
+    size = _FIRST_CLASS_TOKENS
+    while size < tokens:
+        size *= 2
+    return size
+
+
+R = TypeVar("R", bound=Recording)
+
+
+class VerifyGraphs(Generic[R]):
+    """Recordings made on first use and kept by key, the least recently used dropped first."""
+
+    def __init__(self, record: Callable[[GraphKey], R]) -> None:
+        self._record = record
+        self._kept: OrderedDict[GraphKey, R] = OrderedDict()
+
+    def get(self, key: GraphKey) -> R:
+        """The recording of a key."""
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = self._record(key)
+            if len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        else:
+            self._kept.move_to_end(key)
+        return found
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def clear(self) -> None:
+        """Drop every recording, after buffers or weights moved."""
+        self._kept.clear()
