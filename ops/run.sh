@@ -41,7 +41,7 @@ main() {
 
 demonstrate() {
   ensure_system offscreen || true
-  exec "$VENV/bin/python" -P "$ROOT/ops/demo_run.py" "$@"
+  exec "$VENV/bin/python" -P -m ops.demo_run "$@"
 }
 
 main "$@"

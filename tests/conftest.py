@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from guards import leaked_threads, poison, poisoned
 from hypothesis import settings
 
 THREADS = "2"
@@ -65,15 +65,6 @@ def no_leaked_threads() -> Iterator[None]:
     assert not left, f"threads left running: {', '.join(thread.name for thread in left)}"
 
 
-def leaked_threads(before: set[threading.Thread], linger_s: float) -> list[threading.Thread]:
-    """Non-daemon threads that are not in `before` and did not end within `linger_s` seconds."""
-    deadline_s = time.monotonic() + linger_s
-    new = [t for t in threading.enumerate() if t not in before and not t.daemon]
-    for thread in new:
-        thread.join(max(0.0, deadline_s - time.monotonic()))
-    return [thread for thread in new if thread.is_alive()]
-
-
 @pytest.fixture
 def nan_poison(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], object]:
     """Makes fresh memory worthless: `empty` of numpy and torch gives NaN (integers: their extreme).
@@ -88,32 +79,7 @@ def nan_poison(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], object]:
         (torch, ("empty", "empty_like", "empty_strided")),
     ):
         for name in names:
-            monkeypatch.setattr(module, name, _poisoned(getattr(module, name)))
+            monkeypatch.setattr(module, name, poisoned(getattr(module, name)))
     for name in ("new_empty", "new_empty_strided"):
-        monkeypatch.setattr(torch.Tensor, name, _poisoned(getattr(torch.Tensor, name)))
+        monkeypatch.setattr(torch.Tensor, name, poisoned(getattr(torch.Tensor, name)))
     return poison
-
-
-def _poisoned(make: Callable[..., object]) -> Callable[..., object]:
-    def made(*args: object, **kwargs: object) -> object:
-        return poison(make(*args, **kwargs))
-
-    return made
-
-
-def poison(values: object) -> object:
-    """Fill an array or tensor with NaN, or with the largest value of an integer type."""
-    import torch
-
-    if isinstance(values, torch.Tensor):
-        if values.dtype.is_floating_point or values.dtype.is_complex:
-            return values.fill_(float("nan"))
-        return values.fill_(True if values.dtype == torch.bool else torch.iinfo(values.dtype).max)
-    assert isinstance(values, np.ndarray)
-    if values.dtype.kind in "fc":
-        values.fill(np.nan)
-    elif values.dtype.kind in "iu":
-        values.fill(np.iinfo(values.dtype).max)
-    elif values.dtype.kind == "b":
-        values.fill(True)
-    return values

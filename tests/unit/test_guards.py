@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import leaked_threads
+from guards import leaked_threads
 
 HOMES: set[str] = set()
 
