@@ -83,7 +83,7 @@ def read_index(folder: Path) -> TensorIndex:
     shards = sorted(set(weight_map.values()))
     for name in shards:
         _inside(folder, name)
-    missing = [name for name in shards if not (folder / name).exists()]
+    missing = [name for name in shards if not _exists(folder / name)]
     if missing:
         raise CheckpointError(
             f"{INDEX_NAME} names {len(shards)} files, but {_some(missing)} "
@@ -105,7 +105,9 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     """
     try:
         if not path.is_file():
-            raise CheckpointError(f"{path.name} is a folder where a file is expected.")
+            raise CheckpointError(
+                f"{path.name} is a folder where a file is expected.", next_step=_AGAIN
+            )
         size = path.stat().st_size
         with path.open("rb") as file:
             prefix = file.read(_PREFIX_BYTES)
@@ -208,13 +210,22 @@ def _inside(folder: Path, name: str) -> Path:
     if not parts or pure.anchor or ".." in parts or "\0" in name:
         raise _outside(name, name)
     path = folder / name
-    root = folder.resolve()
-    target = path.resolve()
+    try:
+        root, target = folder.resolve(), path.resolve()
+    except (OSError, RuntimeError) as error:  # a link that leads to itself
+        raise unreadable(path, error) from error
     # A hub cache keeps files as links from snapshots/REVISION to its own blobs folder.
     blobs = root.parent.parent / "blobs" if root.parent.name == "snapshots" else None
     if root not in target.parents and target.parent != blobs:
         raise _outside(name, str(target))
     return path
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:
+        raise unreadable(path, error) from error
 
 
 def _outside(name: str, target: str) -> CheckpointError:
