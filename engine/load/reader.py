@@ -78,6 +78,7 @@ class TensorReader:
             source = np.frombuffer(mapped, np.uint8, count, entry.offset + start)
             np.copyto(target[start : start + count], source)
             del source  # a view would keep the map from closing
+            _let_go(mapped, entry.offset + start, count)
             self._step(count)
         return tensor.view(_TORCH_DTYPES[entry.dtype]).reshape(entry.shape)
 
@@ -106,3 +107,10 @@ class TensorReader:
         self._done_bytes += count
         if self._on_progress is not None:
             self._on_progress(LoadProgress(READING, self._done_bytes, self._total_bytes))
+
+
+def _let_go(mapped: mmap.mmap, offset: int, count: int) -> None:
+    """Give copied pages back, so that the file's pages do not pile up beside the copy."""
+    if hasattr(mapped, "madvise") and hasattr(mmap, "MADV_DONTNEED"):
+        begin = offset - offset % mmap.PAGESIZE
+        mapped.madvise(mmap.MADV_DONTNEED, begin, offset + count - begin)

@@ -381,3 +381,20 @@ def test_no_file_stays_open(tmp_path: Path) -> None:
     for file in tmp_path.glob("*.safetensors"):
         file.write_bytes(b"\0" * file.stat().st_size)
     assert all(map(torch.equal, kept, values(opened.weights)[:2]))
+
+
+def file_rss_bytes() -> int:
+    """Resident bytes of this process that are pages of mapped files."""
+    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if "RssFile" in x)
+    return 1024 * int(line.split()[1])
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="needs the resident sizes of Linux"
+)
+def test_copied_pages_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "STEP_BYTES", 4 << 20)
+    make_checkpoint(tmp_path, vocab_size=200_000)  # two tables of 25.6 MB
+    resident: list[int] = []
+    read_checkpoint(tmp_path, on_progress=lambda _: resident.append(file_rss_bytes()))
+    assert max(resident) - resident[0] < 12 << 20
