@@ -227,7 +227,10 @@ class Bridge(QObject):
         if self._load_mark is None or progress.done_bytes < self._load_mark[1]:
             self._load_mark = (now, progress.done_bytes)
         elif now - self._load_mark[0] > 0.2:
-            since_s, since_bytes = now - self._load_mark[0], progress.done_bytes - self._load_mark[1]
+            since_s, since_bytes = (
+                now - self._load_mark[0],
+                progress.done_bytes - self._load_mark[1],
+            )
             self.load_rate_bps = since_bytes / since_s
         self.progress = progress
 

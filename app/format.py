@@ -45,7 +45,7 @@ def byte_size(count: float | None) -> str:
 
 
 def of_bytes(done: float, total: float) -> str:
-    """"1.20 of 3.41 GB": both in the unit of the total, with two decimals so that the width holds still."""
+    """ "1.20 of 3.41 GB": both in the unit of the total, with two decimals so that the width holds still."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if total >= size:
             return f"{done / size:.2f} of {total / size:.2f} {unit}"
@@ -53,7 +53,7 @@ def of_bytes(done: float, total: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """"0.4 s", "12 s", "3 min 5 s"."""
+    """ "0.4 s", "12 s", "3 min 5 s"."""
     if seconds is None or not math.isfinite(seconds):
         return NONE
     if seconds < 10:

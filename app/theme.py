@@ -7,6 +7,8 @@ from PySide6.QtCore import QObject, Qt, Signal, Slot
 from PySide6.QtGui import QColor, QFont, QFontDatabase, QPalette
 from PySide6.QtWidgets import QApplication
 
+from app.style import style_sheet
+
 CHOICES = ("system", "light", "dark")
 
 # token: (light, dark)
@@ -119,8 +121,9 @@ class Theme(QObject):
         self.dark = self.choice == "dark" or (
             self.choice == "system" and scheme == Qt.ColorScheme.Dark
         )
+        colors = {token: self.color(token) for token in TOKENS}
         self._app.setPalette(self._palette())
-        self._app.setStyleSheet(style_sheet(self.color, self._app.font().pointSizeF()))
+        self._app.setStyleSheet(style_sheet(colors, self._app.font().pointSizeF()))
         self.changed.emit()
 
     def _palette(self) -> QPalette:
@@ -163,86 +166,3 @@ def _with_tabular_digits(base: QFont) -> QFont:
         font.setPointSizeF(10.0)
     font.setPointSizeF(max(font.pointSizeF(), 9.5))
     return font
-
-
-def style_sheet(color, base_pt: float) -> str:
-    """The application's style sheet; `color` maps a token to its hex colour."""
-    small = f"{base_pt * 0.9:.1f}pt"
-    return f"""
-QToolTip {{ background: {color("raised")}; color: {color("text")}; border: 1px solid {color("edge")}; padding: 4px; }}
-QMenuBar {{ background: {color("window")}; border-bottom: 1px solid {color("line")}; padding: 1px 4px; }}
-QMenuBar::item {{ padding: 4px 9px; background: transparent; }}
-QMenuBar::item:selected {{ background: {color("hover")}; }}
-QMenu {{ background: {color("raised")}; border: 1px solid {color("edge")}; padding: 4px 0; }}
-QMenu::item {{ padding: 5px 28px 5px 26px; }}
-QMenu::item:selected {{ background: {color("hover")}; }}
-QMenu::item:disabled {{ color: {color("edge")}; }}
-QMenu::separator {{ height: 1px; background: {color("line")}; margin: 4px 0; }}
-QSplitter::handle {{ background: {color("line")}; }}
-QSplitter::handle:horizontal {{ width: 1px; }}
-QScrollArea, QScrollArea > QWidget > QWidget#scrollBody {{ background: transparent; border: none; }}
-QScrollBar:vertical {{ background: transparent; width: 10px; margin: 0; }}
-QScrollBar::handle:vertical {{ background: {color("line")}; min-height: 28px; border-radius: 4px; margin: 1px 2px; }}
-QScrollBar::handle:vertical:hover {{ background: {color("edge")}; }}
-QScrollBar:horizontal {{ background: transparent; height: 10px; margin: 0; }}
-QScrollBar::handle:horizontal {{ background: {color("line")}; min-width: 28px; border-radius: 4px; margin: 2px 1px; }}
-QScrollBar::add-line, QScrollBar::sub-line {{ width: 0; height: 0; }}
-QScrollBar::add-page, QScrollBar::sub-page {{ background: transparent; }}
-QPushButton {{ background: {color("raised")}; color: {color("text")}; border: 1px solid {color("line")};
-  border-radius: 4px; padding: 5px 12px; }}
-QPushButton:hover {{ background: {color("hover")}; }}
-QPushButton:pressed {{ background: {color("line")}; }}
-QPushButton:focus {{ border: 1px solid {color("accent")}; }}
-QPushButton:disabled {{ color: {color("edge")}; background: {color("panel")}; }}
-QPushButton#primary {{ background: {color("accent")}; color: {color("on_accent")}; border: 1px solid {color("accent")}; }}
-QPushButton#primary:focus {{ border: 2px solid {color("text")}; padding: 4px 11px; }}
-QPushButton#primary:disabled {{ background: {color("panel")}; color: {color("edge")}; border: 1px solid {color("line")}; }}
-QPushButton#example {{ text-align: left; padding: 9px 14px; }}
-QToolButton {{ background: transparent; border: 1px solid transparent; border-radius: 4px; padding: 3px 6px;
-  color: {color("dim")}; }}
-QToolButton:hover {{ background: {color("hover")}; color: {color("text")}; }}
-QToolButton:focus {{ border: 1px solid {color("accent")}; }}
-QToolButton:checked {{ color: {color("text")}; }}
-QToolButton#rail {{ padding: 7px 2px 5px 2px; border-radius: 0; border: none; border-left: 2px solid transparent; font-size: {small}; }}
-QToolButton#rail:checked {{ border-left: 2px solid {color("accent")}; background: {color("panel")}; }}
-QToolButton#rail:focus {{ background: {color("hover")}; }}
-QPlainTextEdit, QLineEdit, QSpinBox, QDoubleSpinBox {{ background: {color("raised")}; color: {color("text")};
-  border: 1px solid {color("line")}; border-radius: 4px; padding: 4px 6px; selection-background-color: {color("selection")};
-  selection-color: {color("text")}; }}
-QPlainTextEdit:focus, QLineEdit:focus, QSpinBox:focus, QDoubleSpinBox:focus {{ border: 1px solid {color("accent")}; }}
-QListView, QTableView {{ background: {color("panel")}; border: 1px solid {color("line")}; border-radius: 4px; }}
-QListView::item {{ padding: 5px 8px; }}
-QListView::item:selected, QTableView::item:selected {{ background: {color("selection")}; color: {color("text")}; }}
-QListView:focus, QTableView:focus {{ border: 1px solid {color("accent")}; }}
-QHeaderView::section {{ background: {color("panel")}; color: {color("dim")}; border: none;
-  border-bottom: 1px solid {color("line")}; padding: 6px 10px; }}
-QTableView {{ gridline-color: {color("line")}; }}
-QProgressBar {{ background: {color("line")}; border: none; border-radius: 1px; max-height: 3px; min-height: 3px; }}
-QProgressBar::chunk {{ background: {color("accent")}; border-radius: 1px; }}
-QCheckBox {{ spacing: 7px; padding: 2px; }}
-QCheckBox:focus {{ color: {color("accent")}; }}
-QStatusBar {{ background: {color("window")}; border-top: 1px solid {color("line")}; }}
-QStatusBar::item {{ border: none; }}
-QLabel[role="dim"] {{ color: {color("dim")}; }}
-QLabel[role="small"] {{ color: {color("dim")}; font-size: {small}; }}
-QLabel[role="title"] {{ font-size: {base_pt * 1.15:.1f}pt; font-weight: 600; }}
-QLabel[role="headline"] {{ font-size: {base_pt * 1.5:.1f}pt; font-weight: 600; }}
-QLabel[role="badge"] {{ color: {color("accent")}; border: 1px solid {color("accent")}; border-radius: 3px; padding: 0 6px;
-  font-size: {small}; }}
-QLabel[role="warn"] {{ color: {color("warn")}; }}
-QLabel[role="bad"] {{ color: {color("bad")}; }}
-QWidget#rail, QWidget#header {{ background: {color("window")}; }}
-QWidget#header {{ border-bottom: 1px solid {color("line")}; }}
-QWidget#page, QWidget#scrollBody {{ background: {color("panel")}; }}
-QWidget#live {{ background: {color("window")}; }}
-QFrame#card {{ background: {color("raised")}; border: 1px solid {color("line")}; border-radius: 5px; }}
-QFrame#userCard {{ background: {color("raised")}; border: 1px solid {color("line")}; border-radius: 5px; }}
-QFrame#errorCard {{ background: {color("raised")}; border: 1px solid {color("line")};
-  border-left: 3px solid {color("bad")}; border-radius: 3px; }}
-QFrame#thinking {{ border: none; border-left: 2px solid {color("line")}; }}
-QFrame#rule {{ background: {color("line")}; border: none; max-height: 1px; min-height: 1px; }}
-QFrame#chip {{ background: {color("code")}; border: 1px solid {color("line")}; border-radius: 4px; }}
-QFrame#popover {{ background: {color("raised")}; border: 1px solid {color("edge")}; border-radius: 5px; }}
-QTextBrowser {{ background: transparent; border: none; color: {color("text")};
-  selection-background-color: {color("selection")}; selection-color: {color("text")}; }}
-"""

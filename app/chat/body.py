@@ -3,11 +3,18 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, QSize, Qt, QUrl, Signal, Slot
-from PySide6.QtGui import QFont, QGuiApplication, QTextCursor, QWheelEvent
+from PySide6.QtCore import QEvent, QRectF, QSize, Qt, QUrl, Signal, Slot
+from PySide6.QtGui import (
+    QFont,
+    QGuiApplication,
+    QPainter,
+    QPaintEvent,
+    QTextCursor,
+    QWheelEvent,
+)
 from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser, QWidget
 
-from app.chat.markdown_render import MarkdownWriter
+from app.chat.markdown_render import CODE_PADDING_PX, MarkdownWriter
 from app.chat.markdown_stream import Block, CodeEnd, CodeStart, CodeText, MarkdownStream, Op
 from app.theme import Theme
 
@@ -34,10 +41,13 @@ class MessageBody(QTextBrowser):
         self.setUndoRedoEnabled(False)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setWordWrapMode(self.document().defaultTextOption().wrapMode().WrapAtWordBoundaryOrAnywhere)
+        self.setWordWrapMode(
+            self.document().defaultTextOption().wrapMode().WrapAtWordBoundaryOrAnywhere
+        )
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setFocusPolicy(Qt.FocusPolicy.ClickFocus)
         self.document().setDocumentMargin(0)
+        self.document().setIndentWidth(24)
         self.document().documentLayout().documentSizeChanged.connect(self._on_size)
         self.anchorClicked.connect(self._on_anchor)
         self._reset()
@@ -115,6 +125,7 @@ class MessageBody(QTextBrowser):
         self._writer = MarkdownWriter(self._theme, base)
         self._stream = MarkdownStream()
         self._codes: list[list[str]] = []
+        self._code_runs: list[list[int]] = []  # first and last text block, -1 while it is open
         self._tail_from = -1
         self._tail_is_plain = False
         self._fresh = True
@@ -143,6 +154,8 @@ class MessageBody(QTextBrowser):
         cursor.setPosition(self._tail_from)
         cursor.movePosition(QTextCursor.MoveOperation.End, QTextCursor.MoveMode.KeepAnchor)
         cursor.removeSelectedText()
+        # Qt gives an emptied first block the format of the last one that was removed.
+        cursor.setBlockFormat(self._tail_form)
         self._fresh, self._tail_from = self._tail_was_fresh, -1
 
     def _write_tail(self, cursor: QTextCursor) -> None:
@@ -151,6 +164,7 @@ class MessageBody(QTextBrowser):
         if not tail.strip() and not self._stream.in_code:
             return
         self._tail_from, self._tail_was_fresh = cursor.position(), self._fresh
+        self._tail_form = cursor.blockFormat()
         if self._stream.in_code:
             self._open(cursor, self._writer.code_block())
             cursor.insertText(tail, self._writer.code_char())
@@ -171,7 +185,8 @@ class MessageBody(QTextBrowser):
                 number = len(self._codes)
                 self._codes.append([])
                 self._open(cursor, writer.code_block(first=True))
-                cursor.insertText(f" {language or 'code'}   ", writer.code_label())
+                self._code_runs.append([cursor.blockNumber(), -1])
+                cursor.insertText(f"{language or 'code'}   ", writer.code_label())
                 cursor.insertText("copy", writer.code_link(f"{_COPY_SCHEME}:{number}"))
             case CodeText(text, ends_line):
                 self._open(cursor, writer.code_block())
@@ -179,6 +194,7 @@ class MessageBody(QTextBrowser):
                 self._codes[-1].append(text + "\n" if ends_line else text)
             case CodeEnd():
                 cursor.setBlockFormat(writer.code_block(last=True))
+                self._code_runs[-1][1] = cursor.blockNumber()
 
     def _open(self, cursor: QTextCursor, form) -> None:
         if self._fresh:
@@ -204,6 +220,28 @@ class MessageBody(QTextBrowser):
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         event.ignore()  # the conversation scrolls, not a message
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """The ground of the code blocks, then the text."""
+        if self._code_runs:
+            painter = QPainter(self.viewport())
+            painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+            painter.setPen(Qt.PenStyle.NoPen)
+            painter.setBrush(self._theme.qcolor("code"))
+            for first, last in self._code_runs:
+                ground = self._code_ground(first, last)
+                if ground.intersects(event.rect()):
+                    painter.drawRoundedRect(ground, 4, 4)
+            painter.end()
+        super().paintEvent(event)
+
+    def _code_ground(self, first: int, last: int) -> QRectF:
+        layout, document = self.document().documentLayout(), self.document()
+        end = document.findBlockByNumber(last) if last >= 0 else document.lastBlock()
+        top = layout.blockBoundingRect(document.findBlockByNumber(first)).top()
+        bottom = layout.blockBoundingRect(end).bottom()
+        pad = CODE_PADDING_PX
+        return QRectF(0, top - pad + 2, self.viewport().width(), bottom - top + 2 * pad - 2)
 
     def resizeEvent(self, event) -> None:
         super().resizeEvent(event)

@@ -29,13 +29,14 @@ from PySide6.QtGui import (
 
 from app.theme import Theme
 
+CODE_PADDING_PX = 9.0
 _FEATURES = (
     QTextDocument.MarkdownFeature.MarkdownDialectGitHub
     | QTextDocument.MarkdownFeature.MarkdownNoHTML
 )
 _HEADING_SCALE = (1.0, 1.35, 1.2, 1.1, 1.0, 1.0, 1.0)
 _LINE_HEIGHT_PCT = 132.0
-_CODE_LINE_HEIGHT_PCT = 122.0
+_CODE_LINE_HEIGHT_PCT = 118.0
 _PROPORTIONAL = QTextBlockFormat.LineHeightTypes.ProportionalHeight.value
 
 
@@ -82,15 +83,14 @@ class MarkdownWriter:
         return form
 
     def code_block(self, *, first: bool = False, last: bool = False) -> QTextBlockFormat:
+        """One line of a code block; the ground is painted by the body, which knows the whole block."""
         form = QTextBlockFormat()
-        form.setBackground(self._theme.qcolor("code"))
         form.setLayoutDirection(Qt.LayoutDirection.LeftToRight)
-        form.setLeftMargin(0)
-        form.setTextIndent(0)
-        form.setIndent(0)
+        form.setLeftMargin(CODE_PADDING_PX)
+        form.setRightMargin(CODE_PADDING_PX)
         form.setLineHeight(_CODE_LINE_HEIGHT_PCT, _PROPORTIONAL)
-        form.setTopMargin(2.0 if first else 0.0)
-        form.setBottomMargin(11.0 if last else 0.0)
+        form.setTopMargin(CODE_PADDING_PX if first else 0.0)
+        form.setBottomMargin(CODE_PADDING_PX + 9.0 if last else 0.0)
         form.setProperty(QTextFormat.Property.BlockCodeFence, "`")
         return form
 
@@ -233,6 +233,4 @@ def _parts(frame: QTextFrame) -> Iterator[QTextBlock | QTextTable]:
 
 
 def _is_rule(block: QTextBlock) -> bool:
-    return block.blockFormat().hasProperty(
-        QTextFormat.Property.BlockTrailingHorizontalRulerWidth
-    )
+    return block.blockFormat().hasProperty(QTextFormat.Property.BlockTrailingHorizontalRulerWidth)

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The conversation as a scrolling column of messages, and what it shows while it is empty."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, Signal, Slot
+from PySide6.QtWidgets import (
+    QLabel,
+    QPushButton,
+    QScrollArea,
+    QSizePolicy,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.chat.message import AnswerMessage, UserMessage
+from app.chat.transcript import Turn
+from app.theme import Theme
+
+COLUMN_PX = 800
+# Older messages stay in the conversation but lose their widgets: each is a text document of its own.
+WIDGET_LIMIT = 120
+_AT_END_PX = 12
+
+EXAMPLES = (
+    "Why is decoding memory bound?",
+    "Does speculative decoding change the answer?",
+    "What does the acceptance figure tell me?",
+)
+
+
+class ConversationView(QScrollArea):
+    """Message widgets in order. Scrolls along only while its end is in view."""
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._theme = theme
+        self._follow = True
+        self.messages: list[UserMessage | AnswerMessage] = []
+        self._hidden_count = 0
+        self.setWidgetResizable(True)
+        self.setFocusPolicy(Qt.FocusPolicy.ClickFocus)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOn)
+        self.setAccessibleName("Conversation")
+        body = QWidget()
+        body.setObjectName("scrollBody")
+        outer = QVBoxLayout(body)
+        outer.setContentsMargins(18, 16, 14, 16)
+        column = QWidget()
+        column.setMaximumWidth(COLUMN_PX)
+        column.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
+        self._column = QVBoxLayout(column)
+        self._column.setContentsMargins(0, 0, 0, 0)
+        self._column.setSpacing(16)
+        self._earlier = QLabel()
+        self._earlier.setProperty("role", "small")
+        self._earlier.hide()
+        self._column.addWidget(self._earlier)
+        outer.addWidget(column)
+        outer.addStretch(1)
+        self.setWidget(body)
+        bar = self.verticalScrollBar()
+        bar.rangeChanged.connect(self._on_range)
+        bar.valueChanged.connect(self._on_value)
+
+    def add(self, turn: Turn) -> UserMessage | AnswerMessage:
+        """Append the widget of a turn."""
+        kind = UserMessage if turn.role == "user" else AnswerMessage
+        message = kind(self._theme, turn)
+        self.messages.append(message)
+        self._column.addWidget(message)
+        while len(self.messages) > WIDGET_LIMIT:
+            self._remove(0)
+            self._hidden_count += 1
+        self._say_earlier()
+        return message
+
+    def cut(self, message: UserMessage | AnswerMessage) -> None:
+        """Remove `message` and all after it."""
+        at = self.messages.index(message)
+        while len(self.messages) > at:
+            self._remove(len(self.messages) - 1)
+
+    def clear(self) -> None:
+        while self.messages:
+            self._remove(0)
+        self._hidden_count = 0
+        self._say_earlier()
+
+    def follow(self) -> None:
+        """Go to the end and stay there."""
+        self._follow = True
+        self.verticalScrollBar().setValue(self.verticalScrollBar().maximum())
+
+    @property
+    def is_following(self) -> bool:
+        return self._follow
+
+    def restyle(self) -> None:
+        for message in self.messages:
+            message.restyle()
+
+    def _remove(self, index: int) -> None:
+        message = self.messages.pop(index)
+        self._column.removeWidget(message)
+        message.hide()
+        message.deleteLater()
+
+    def _say_earlier(self) -> None:
+        self._earlier.setVisible(self._hidden_count > 0)
+        self._earlier.setText(
+            f"{self._hidden_count} earlier messages are part of the conversation but not shown."
+        )
+
+    @Slot(int, int)
+    def _on_range(self, _low: int, high: int) -> None:
+        if self._follow:
+            self.verticalScrollBar().setValue(high)
+
+    @Slot(int)
+    def _on_value(self, value: int) -> None:
+        self._follow = value >= self.verticalScrollBar().maximum() - _AT_END_PX
+
+
+class EmptyState(QWidget):
+    """What the chat shows before the first message. Signal: asked(question)."""
+
+    asked = Signal(str)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName("page")
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        outer = QVBoxLayout(self)
+        outer.setContentsMargins(32, 16, 32, 16)
+        outer.addStretch(2)
+        column = QWidget()
+        column.setMaximumWidth(470)
+        inner = QVBoxLayout(column)
+        inner.setContentsMargins(0, 0, 0, 0)
+        inner.setSpacing(9)
+        self.title = QLabel()
+        self.title.setProperty("role", "headline")
+        self.hint = QLabel()
+        self.hint.setWordWrap(True)
+        self.hint.setProperty("role", "dim")
+        self.hint.setMinimumHeight(self.hint.fontMetrics().lineSpacing() * 3)
+        self.hint.setAlignment(Qt.AlignmentFlag.AlignTop)
+        inner.addWidget(self.title)
+        inner.addWidget(self.hint)
+        self.examples: list[QPushButton] = []
+        for question in EXAMPLES:
+            button = QPushButton(question)
+            button.setObjectName("example")
+            button.setProperty("question", question)
+            button.clicked.connect(self._ask)
+            policy = button.sizePolicy()
+            policy.setRetainSizeWhenHidden(True)
+            button.setSizePolicy(policy)
+            inner.addWidget(button)
+            self.examples.append(button)
+        outer.addWidget(column, 0, Qt.AlignmentFlag.AlignHCenter)
+        outer.addStretch(3)
+        self.show_state("", "", examples=False, enabled=False)
+
+    def show_state(self, title: str, hint: str, *, examples: bool, enabled: bool) -> None:
+        self.title.setText(title)
+        self.hint.setText(hint)
+        for button in self.examples:
+            button.setVisible(examples)
+            button.setEnabled(enabled)
+
+    @Slot()
+    def _ask(self) -> None:
+        self.asked.emit(self.sender().property("question"))

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""A curve over the last five minutes, with an optional roof line, a crosshair and "copy data"."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pyqtgraph as pg
+from PySide6.QtCore import QPointF, Qt, Slot
+from PySide6.QtGui import QFont, QGuiApplication
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QToolButton, QVBoxLayout, QWidget
+
+from app.chat.message import icon_button
+from app.format import NONE, significant
+from app.icons import icon
+from app.live.series import BIN_S, SPAN_S
+from app.theme import Theme
+
+_AXIS_PX = 46
+
+
+class CurvePlot(QWidget):
+    """One curve. `set_data` takes ages (seconds before now, negative) and values with NaN for gaps."""
+
+    def __init__(self, theme: Theme, title: str, unit: str, token: str, parent=None) -> None:
+        super().__init__(parent)
+        self._theme, self._title, self._unit, self._token = theme, title, unit, token
+        self._ages = np.zeros(0)
+        self._values = np.zeros(0)
+        self._roof: float | None = None
+        self._top = 1.0
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(1)
+        row = QHBoxLayout()
+        name = QLabel(f"{title}, {unit}")
+        name.setProperty("role", "small")
+        row.addWidget(name)
+        self._reading = QLabel()
+        self._reading.setProperty("role", "small")
+        self._reading.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+        self._reading.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+        row.addWidget(self._reading, 1)
+        self.copy_button: QToolButton = icon_button(theme, "copy", f"Copy data of {title}")
+        self.copy_button.clicked.connect(self.copy_data)
+        row.addWidget(self.copy_button)
+        column.addLayout(row)
+        self.plot = pg.PlotWidget()
+        self.plot.setAccessibleName(f"{title} over the last five minutes")
+        self.plot.setMinimumHeight(86)
+        self.plot.setMenuEnabled(False)
+        self.plot.setMouseEnabled(x=False, y=False)
+        self.plot.hideButtons()
+        self.plot.setXRange(-SPAN_S, 0, padding=0)
+        self.plot.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        item = self.plot.getPlotItem()
+        item.setContentsMargins(0, 4, 6, 0)
+        self._left, self._bottom = item.getAxis("left"), item.getAxis("bottom")
+        self._left.setWidth(_AXIS_PX)
+        self._left.enableAutoSIPrefix(False)
+        self._bottom.enableAutoSIPrefix(False)
+        self._bottom.setTicks([[(-60.0 * m, f"-{m} min" if m else "now") for m in range(5)]])
+        self._curve = item.plot([], [], connect="finite")
+        self._line = pg.InfiniteLine(angle=0, movable=False)
+        self._line.hide()
+        self._cross = pg.InfiniteLine(angle=90, movable=False)
+        self._cross.hide()
+        item.addItem(self._line, ignoreBounds=True)
+        item.addItem(self._cross, ignoreBounds=True)
+        self.plot.scene().sigMouseMoved.connect(self._on_mouse)
+        column.addWidget(self.plot, 1)
+        self.restyle()
+        self._fit()
+
+    def set_data(self, ages_s: np.ndarray, values: np.ndarray, roof: float | None = None) -> None:
+        self._ages, self._values, self._roof = ages_s, values, roof
+        self._curve.setData(ages_s, values)
+        self._line.setVisible(roof is not None)
+        if roof is not None:
+            self._line.setValue(roof)
+        self._fit()
+        self._say(None)
+
+    @Slot()
+    def copy_data(self) -> None:
+        """Tab-separated text: seconds before now, value; only what was measured."""
+        lines = [f"age_s\t{self._title.lower().replace(' ', '_')} ({self._unit})"]
+        if self._roof is not None:
+            lines[0] += "\troof"
+        for age, value in zip(self._ages, self._values, strict=True):
+            if math.isfinite(value):
+                roof = f"\t{self._roof!r}" if self._roof is not None else ""
+                lines.append(f"{age:g}\t{float(value)!r}{roof}")
+        QGuiApplication.clipboard().setText("\n".join(lines) + "\n")
+
+    def restyle(self) -> None:
+        """pyqtgraph does not follow the application's palette; its colours are set from the same table."""
+        theme = self._theme
+        self.plot.setBackground(theme.color("window"))
+        font = QFont(theme.ui_font(0.82))
+        for axis in (self._left, self._bottom):
+            axis.setPen(theme.color("line"))
+            axis.setTextPen(theme.color("dim"))
+            axis.setTickFont(font)
+            axis.setStyle(tickLength=-4)
+        self._curve.setPen(pg.mkPen(theme.color(self._token), width=1))
+        self._line.setPen(pg.mkPen(theme.color("warn"), width=1, style=Qt.PenStyle.DashLine))
+        self._cross.setPen(pg.mkPen(theme.color("edge"), width=1))
+        self.copy_button.setIcon(icon("copy", theme.color("dim")))
+
+    def _fit(self) -> None:
+        """A round upper bound that grows at once and shrinks only when the curve fell to half of it."""
+        known = self._values[np.isfinite(self._values)]
+        peak = max(float(known.max(initial=0.0)), self._roof or 0.0)
+        wanted = _round_up(peak * 1.08) if peak > 0 else 1.0
+        if wanted > self._top or wanted < self._top / 2:
+            self._top = wanted
+        self.plot.setYRange(0, self._top, padding=0)
+        self._left.setTicks(
+            [[(0.0, "0"), *((v, significant(v)) for v in (self._top / 2, self._top))]]
+        )
+
+    def _say(self, age_s: float | None) -> None:
+        known = np.nonzero(np.isfinite(self._values))[0]
+        text = ""
+        if age_s is not None:
+            at = int((age_s + SPAN_S) // BIN_S)
+            value = self._values[at] if 0 <= at < len(self._values) else math.nan
+            text = f"{-age_s:.0f} s ago: {significant(float(value))}"
+        elif not len(known):
+            text = NONE
+        if self._roof is not None and age_s is None:
+            text = f"roof {significant(self._roof)}"
+        if not self._cross.isVisible() or age_s is not None:
+            self._reading.setText(text)
+
+    @Slot(object)
+    def _on_mouse(self, position: QPointF) -> None:
+        box = self.plot.getPlotItem().getViewBox()
+        inside = box.sceneBoundingRect().contains(position)
+        self._cross.setVisible(inside)
+        if inside:
+            age = box.mapSceneToView(position).x()
+            self._cross.setValue(age)
+            self._say(age)
+        else:
+            self._say(None)
+
+    def leaveEvent(self, event) -> None:
+        super().leaveEvent(event)
+        self._cross.hide()
+        self._say(None)
+
+
+def _round_up(value: float) -> float:
+    """The next of 1, 1.5, 2, 3, 4, 5, 6, 8, 10 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(value))
+    for step in (1, 1.5, 2, 3, 4, 5, 6, 8, 10):
+        if step * power >= value * (1 - 1e-12):
+            return step * power
+    return 10 * power

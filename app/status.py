@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The status bar: state in a glyph and a word, how fresh the display is, its cost, memory and model."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, QTimer, Slot
+from PySide6.QtGui import QFontMetrics
+from PySide6.QtWidgets import QLabel, QSizePolicy, QStatusBar, QWidget
+
+from app.bridge import Bridge
+from app.format import byte_size
+from app.live.now import GLYPHS, WORDS
+from app.theme import Theme
+
+SILENT_AFTER_S = 3.0
+LOST_AFTER_S = 10.0
+_EVERY_MS = 500
+
+
+class StatusBar(QStatusBar):
+    """Its own timer, so that it can tell when the pull itself has stopped."""
+
+    def __init__(self, bridge: Bridge, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._bridge, self._theme = bridge, theme
+        self.setSizeGripEnabled(False)
+        self.state = self._cell("◑ engine: prefilling", "Engine state")
+        self.freshness = self._cell("no sign of life for 888 s", "Freshness of the display")
+        self.cost = self._cell("888.8 ms a refresh", "Cost of the display")
+        self.memory = self._cell("memory 888.88 GB", "Memory of the process")
+        self.model = self._cell("", "Model")
+        self.model.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+        self.model.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+        for label, stretch in (
+            (self.state, 0), (self.freshness, 0), (self.cost, 0), (self.memory, 0), (self.model, 1)
+        ):  # fmt: skip
+            self.addWidget(label, stretch)
+        self._timer = QTimer(self)
+        self._timer.timeout.connect(self.refresh)
+        self._timer.start(_EVERY_MS)
+        bridge.state_changed.connect(self.refresh)
+        theme.changed.connect(self.refresh)
+        self.refresh()
+
+    def _cell(self, widest: str, name: str) -> QLabel:
+        label = QLabel()
+        label.setProperty("role", "small")
+        label.setAccessibleName(name)
+        label.setTextFormat(Qt.TextFormat.PlainText)
+        label.setContentsMargins(10, 2, 6, 2)
+        metrics = QFontMetrics(self._theme.ui_font(0.9))
+        if widest:
+            label.setFixedWidth(metrics.horizontalAdvance(widest) + 26)
+        return label
+
+    @property
+    def silence_level(self) -> int:
+        """0 fresh, 1 silent (amber), 2 lost (red)."""
+        silent_s = self._bridge.silence_s()
+        return (silent_s >= SILENT_AFTER_S) + (silent_s >= LOST_AFTER_S)
+
+    @Slot()
+    def refresh(self, *_: object) -> None:
+        snapshot = self._bridge.snapshot
+        state = snapshot.state
+        self.state.setText(f"{GLYPHS.get(state, '○')}  engine {WORDS.get(state, state)}")
+        level = self.silence_level
+        if level:
+            text = f"▲  no sign of life for {self._bridge.silence_s():.0f} s"
+        else:
+            text = f"display {self._bridge.ticks_per_second()}/s"
+        self._paint(self.freshness, text, ("dim", "warn", "bad")[level])
+        ticks = list(self._bridge.tick_ms)[-60:]
+        mean = sum(ticks) / len(ticks) if ticks else 0.0
+        self.cost.setText(f"{mean:.1f} ms a refresh")
+        self.cost.setToolTip("Mean time the window spends on one refresh, on its own thread")
+        self.memory.setText(f"memory {byte_size(snapshot.memory_bytes or None)}")
+        card = snapshot.model
+        self.model.setText(
+            f"{card.name} · {card.weight_format} · {card.speculation}" if card else ""
+        )
+
+    def _paint(self, label: QLabel, text: str, token: str) -> None:
+        label.setText(text)
+        style = "" if token == "dim" else f"color: {self._theme.color(token)};"
+        if label.styleSheet() != style:
+            label.setStyleSheet(style)

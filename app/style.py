@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The style sheet, with the colours of the palette table as `$token`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from string import Template
+
+
+def style_sheet(colors: Mapping[str, str], base_pt: float) -> str:
+    """The application's style sheet for a palette and a base font size in points."""
+    return Template(_SHEET).substitute(
+        colors,
+        small_pt=f"{base_pt * 0.9:.1f}",
+        title_pt=f"{base_pt * 1.15:.1f}",
+        headline_pt=f"{base_pt * 1.5:.1f}",
+    )
+
+
+_SHEET = """
+QToolTip { background: $raised; color: $text; border: 1px solid $edge; padding: 4px; }
+QMenuBar { background: $window; border-bottom: 1px solid $line; padding: 1px 4px; }
+QMenuBar::item { padding: 4px 9px; background: transparent; }
+QMenuBar::item:selected { background: $hover; }
+QMenu { background: $raised; border: 1px solid $edge; padding: 4px 0; }
+QMenu::item { padding: 5px 28px 5px 26px; }
+QMenu::item:selected { background: $hover; }
+QMenu::item:disabled { color: $edge; }
+QMenu::separator { height: 1px; background: $line; margin: 4px 0; }
+QSplitter::handle { background: $line; }
+QSplitter::handle:horizontal { width: 1px; }
+QScrollArea, QScrollArea > QWidget > QWidget#scrollBody { background: transparent; border: none; }
+QScrollBar:vertical { background: transparent; width: 10px; margin: 0; }
+QScrollBar::handle:vertical { background: $line; min-height: 28px; border-radius: 4px; margin: 1px 2px; }
+QScrollBar::handle:vertical:hover { background: $edge; }
+QScrollBar:horizontal { background: transparent; height: 10px; margin: 0; }
+QScrollBar::handle:horizontal { background: $line; min-width: 28px; border-radius: 4px; margin: 2px 1px; }
+QScrollBar::add-line, QScrollBar::sub-line { width: 0; height: 0; }
+QScrollBar::add-page, QScrollBar::sub-page { background: transparent; }
+QPushButton { background: $raised; color: $text; border: 1px solid $line;
+  border-radius: 4px; padding: 5px 12px; }
+QPushButton:hover { background: $hover; }
+QPushButton:pressed { background: $line; }
+QPushButton:focus { border: 1px solid $accent; }
+QPushButton:disabled { color: $edge; background: $panel; }
+QPushButton#primary { background: $accent; color: $on_accent; border: 1px solid $accent; }
+QPushButton#primary:focus { border: 2px solid $text; padding: 4px 11px; }
+QPushButton#primary:disabled { background: $panel; color: $edge; border: 1px solid $line; }
+QPushButton#example { text-align: left; padding: 9px 14px; }
+QToolButton { background: transparent; border: 1px solid transparent; border-radius: 4px; padding: 3px 6px;
+  color: $dim; }
+QToolButton:hover { background: $hover; color: $text; }
+QToolButton:focus { border: 1px solid $accent; }
+QToolButton:checked { color: $text; }
+QToolButton#rail { padding: 7px 2px 5px 2px; border-radius: 0; border: none;
+  border-left: 2px solid transparent; font-size: ${small_pt}pt; }
+QToolButton#rail:checked { border-left: 2px solid $accent; background: $panel; }
+QToolButton#rail:focus { background: $hover; }
+QPlainTextEdit, QLineEdit, QSpinBox, QDoubleSpinBox { background: $raised; color: $text;
+  border: 1px solid $line; border-radius: 4px; padding: 4px 6px; selection-background-color: $selection;
+  selection-color: $text; }
+QPlainTextEdit:focus, QLineEdit:focus, QSpinBox:focus, QDoubleSpinBox:focus { border: 1px solid $accent; }
+QListView, QTableView { background: $panel; border: 1px solid $line; border-radius: 4px; }
+QListView::item { padding: 5px 8px; }
+QListView::item:selected, QTableView::item:selected { background: $selection; color: $text; }
+QListView:focus, QTableView:focus { border: 1px solid $accent; }
+QHeaderView::section { background: $panel; color: $dim; border: none;
+  border-bottom: 1px solid $line; padding: 6px 10px; }
+QTableView { gridline-color: $line; }
+QProgressBar { background: $line; border: none; border-radius: 1px; max-height: 3px; min-height: 3px; }
+QProgressBar::chunk { background: $accent; border-radius: 1px; }
+QCheckBox { spacing: 7px; padding: 2px; }
+QCheckBox:focus { color: $accent; }
+QStatusBar { background: $window; border-top: 1px solid $line; }
+QStatusBar::item { border: none; }
+QLabel[role="dim"] { color: $dim; }
+QLabel[role="small"] { color: $dim; font-size: ${small_pt}pt; }
+QLabel[role="title"] { font-size: ${title_pt}pt; font-weight: 600; }
+QLabel[role="headline"] { font-size: ${headline_pt}pt; font-weight: 600; }
+QLabel[role="badge"] { color: $accent; border: 1px solid $accent; border-radius: 3px; padding: 0 6px;
+  font-size: ${small_pt}pt; }
+QLabel[role="warn"] { color: $warn; }
+QLabel[role="bad"] { color: $bad; }
+QWidget#rail, QWidget#header { background: $window; }
+QWidget#header { border-bottom: 1px solid $line; }
+QWidget#page, QWidget#scrollBody { background: $panel; }
+QWidget#live { background: $window; }
+QFrame#card { background: $raised; border: 1px solid $line; border-radius: 5px; }
+QFrame#userCard { background: $raised; border: 1px solid $line; border-radius: 5px; }
+QFrame#errorCard { background: $raised; border: 1px solid $line;
+  border-left: 3px solid $bad; border-radius: 3px; }
+QFrame#thinking { border: none; border-left: 2px solid $line; }
+QFrame#rule { background: $line; border: none; max-height: 1px; min-height: 1px; }
+QFrame#chip { background: $code; border: 1px solid $line; border-radius: 4px; }
+QFrame#popover { background: $raised; border: 1px solid $edge; border-radius: 5px; }
+QTextBrowser { background: transparent; border: none; color: $text;
+  selection-background-color: $selection; selection-color: $text; }
+"""
