@@ -171,8 +171,9 @@ class _Run:
             raise Cancelled("The bench was cancelled.", kept="No figures were kept.")
 
     def _note_short_cases(self) -> None:
+        present = {contender.label for contender in self._contenders}
         for (label, suite, rows), turns in self._turns.items():
-            if turns < self._request.turns:
+            if label in present and turns < self._request.turns:
                 self.notices.append(
                     f"{label or 'this engine'}, {suite} {rows}: {turns} of {self._request.turns} turns, "
                     f"because more would exceed {self._request.case_limit_s:g} s for one case."

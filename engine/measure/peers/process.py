@@ -109,6 +109,7 @@ class PeerProcess:
         except BrokenPipeError:
             line = ""
         except queue.Empty:
+            self._process.kill()
             raise PeerError(
                 f"{self.label} did not answer within {timeout_s:g} s.",
                 next_step="Use fewer rows or a smaller shape.",
