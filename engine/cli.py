@@ -21,6 +21,7 @@ OK, FAILED, USAGE, GATE = 0, 1, 2, 3
 
 COMMANDS = {
     "generate": "one answer on the terminal",
+    "bench": "whole-round timings on a named shape, peers and the machine's roof in the same run",
     "probe": "cold memory-read rate of this machine",
     "doctor": "what this machine has, what will be used, what is missing",
     "agree": "speculative against plain greedy decoding, token for token",

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""`rondo bench`: whole-round timings on a named shape, peers and the machine's roof in the same run."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.cli import OK, knob_changes, print_json
+from engine.errors import RondoError, UsageError
+from engine.knobs import KnobSet
+from engine.measure.bench_report import BenchReport, BenchRequest
+from engine.measure.rounds import SUITES
+from engine.measure.shapes import shape_names
+from engine.paths import profile_path
+
+if TYPE_CHECKING:
+    from engine.load.weights import ModelWeights
+    from engine.measure.bench import BackendFactory
+    from engine.measure.roof import Probes
+    from engine.model.backend import Backend
+    from engine.model.config import ModelConfig
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    defaults = BenchRequest.__dataclass_fields__
+    parser.add_argument(
+        "--shape", default="demo", metavar="NAME[:LAYERS]", help=", ".join(shape_names())
+    )
+    parser.add_argument("--vocab", type=int, metavar="N", help="rows of the vocabulary")
+    parser.add_argument("--suite", default=",".join(SUITES), metavar="LIST", help=", ".join(SUITES))
+    parser.add_argument("--rows", default="1,2,4,8,16,32", metavar="LIST", help="verify rows")
+    parser.add_argument("--prefill", default="256,1024", metavar="LIST", help="prompt tokens")
+    parser.add_argument("--threads", type=int, metavar="N", help="default: every core")
+    parser.add_argument(
+        "--peers", default="", metavar="LIST", help="llama.cpp[:TYPE], transformers[:TYPE]"
+    )
+    parser.add_argument("--weights", default="nvfp4", metavar="FORMAT", help="nvfp4, fp8, bf16")
+    parser.add_argument(
+        "--context", type=int, default=defaults["context_tokens"].default, metavar="N"
+    )
+    parser.add_argument("--turns", type=int, default=defaults["turns"].default, metavar="N")
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=defaults["budget_s"].default,
+        metavar="S",
+        help="keep repeating for so many seconds",
+    )
+    parser.add_argument(
+        "--case-limit",
+        type=float,
+        default=defaults["case_limit_s"].default,
+        metavar="S",
+        help="fewer turns for a case that would take longer",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--no-roof", action="store_true", help="leave the machine's probes out")
+    parser.add_argument("--profile", default="serve", help="serve, or a KEY=value file")
+    parser.add_argument(
+        "--knob",
+        action="append",
+        default=[],
+        metavar="QWEN38_X=V",
+        help="change one switch; may be repeated",
+    )
+    parser.add_argument(
+        "--csv", metavar="FILE", help="also write FILE and, with every sample, FILE.json"
+    )
+
+
+def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
+    """Measure, print, then write the files that were asked for."""
+    from engine.measure import export_csv
+    from engine.measure.bench import run_bench
+    from engine.measure.bench_export import run_rows
+    from engine.measure.machine import machine_record
+
+    request = _request(arguments)
+    knobs = KnobSet.resolve(
+        profile=profile_path(arguments.profile), changes=knob_changes(arguments)
+    )
+    files = [Path(arguments.csv), Path(arguments.csv + ".json")] if arguments.csv else []
+    for file in files:
+        export_csv.require_new(file)
+    machine = machine_record()
+    with _probes(request.threads, wanted=not arguments.no_roof) as probes:
+        report = run_bench(
+            request,
+            _factory(knobs),
+            probes=probes,
+            machine=machine,
+            on_progress=lambda line: print(line, file=sys.stderr),
+            cancel=cancel,
+        )
+    if arguments.json:
+        print_json(report.to_json())
+    else:
+        _print_table(report)
+    if files:
+        rows = run_rows(report, seed=request.seed)
+        export_csv.write_csv(files[0], export_csv.RUN_COLUMNS, rows)
+        export_csv.write_json(files[1], report.to_json(samples=True))
+    return OK
+
+
+def _request(arguments: argparse.Namespace) -> BenchRequest:
+    from engine.measure.machine import available_cores
+    from engine.measure.shapes import named_shape
+
+    request = BenchRequest(
+        shape=named_shape(arguments.shape, vocab=arguments.vocab),
+        suites=tuple(_split(arguments.suite)),
+        rows=_numbers(arguments.rows, "--rows"),
+        prefill_tokens=_numbers(arguments.prefill, "--prefill"),
+        threads=available_cores() if arguments.threads is None else arguments.threads,
+        peers=tuple(_split(arguments.peers)),
+        weight_format=arguments.weights,
+        context_tokens=arguments.context,
+        turns=arguments.turns,
+        budget_s=arguments.budget,
+        case_limit_s=arguments.case_limit,
+        seed=arguments.seed,
+    )
+    request.check()
+    return request
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _numbers(text: str, option: str) -> tuple[int, ...]:
+    parts = _split(text)
+    if not parts or not all(part.isascii() and part.isdigit() and len(part) < 8 for part in parts):
+        raise UsageError(f"{option} {text!r} is not a list of numbers.", next_step="Write 1,2,4.")
+    return tuple(int(part) for part in parts)
+
+
+@contextlib.contextmanager
+def _probes(threads: int, *, wanted: bool) -> Iterator[Probes | None]:
+    from engine.measure.roof import native_probes
+
+    if not wanted:
+        yield None
+        return
+    with native_probes(threads) as probes:
+        yield probes
+
+
+def _factory(knobs: KnobSet) -> BackendFactory:
+    """Opens the native backend, or the PyTorch operations when the switch CPU_ISA says reference."""
+
+    def open_backend(
+        config: ModelConfig, weights: ModelWeights, *, capacity: int, threads: int
+    ) -> Backend:
+        if knobs.choice("CPU_ISA") == "reference":
+            import torch
+
+            from engine.model.reference import ReferenceBackend
+
+            torch.set_num_threads(threads)
+            return ReferenceBackend(config, weights, capacity=capacity, dtype=torch.bfloat16)
+        from engine.model.native import NativeBackend
+        from kernels.build import NativeBuildError, load_library
+        from kernels.tape import Pool
+
+        try:
+            pool = Pool(load_library(knobs.choice("CPU_ISA") or None), threads)
+        except (NativeBuildError, ValueError) as error:
+            raise RondoError(
+                f"The native kernels cannot be used: {error}.",
+                next_step="Measure the PyTorch operations: --knob QWEN38_CPU_ISA=reference.",
+            ) from error
+        return NativeBackend(config, weights, capacity=capacity, knobs=knobs, pool=pool)
+
+    return open_backend
+
+
+def _print_table(report: BenchReport) -> None:
+    if report.shape_note:
+        print(f"slice: {report.shape_note}")
+    print(
+        f"{'suite':8} {'rows':>5}  {'engine':22} {'ms':>10} {'min':>10} {'max':>10} {'GB/s':>7} "
+        f"{'roof':>7} {'GFLOP/s':>8} {'peak':>8} {'rows/s':>9} {'n':>4}"
+    )
+    for row in report.rows:
+        print(
+            f"{row.suite:8} {row.rows:5}  {row.peer or f'rondo {row.weight_format}':22} "
+            f"{row.ms_median:10.3f} {row.ms_min:10.3f} {row.ms_max:10.3f} {_figure(row.read_gbps):>7} "
+            f"{_figure(row.roof_gbps):>7} {row.gflops:8.1f} {_figure(row.peak_gflops):>8} "
+            f"{row.tokens_per_s:9.1f} {row.n:4}"
+        )
+    for notice in report.notices:
+        print(f"note: {notice}", file=sys.stderr)
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
