@@ -68,7 +68,8 @@ class Pool:
             ctypes.c_int32,
             ctypes.c_void_p,
         ]
-        self._scratch: list = []
+        self._scratch: list[tuple[torch.Tensor, int]] = []
+        self._shared: list[torch.Tensor] = []
         self.handle: int | None = create(threads, spin_us)
         if not self.handle:
             raise NativeBuildError(f"{threads - 1} native worker threads could not be started")
@@ -85,6 +86,16 @@ class Pool:
             self._scratch.append((block, stride))
         block, stride = self._scratch[-1]
         return block.data_ptr(), stride
+
+    def shared(self, size: int) -> int:
+        """Address of `size` bytes of working memory that all workers see.
+
+        Like `scratch` it lives as long as the pool and is shared by all steps: what one step writes
+        there is for the step directly after it, with a barrier on both sides.
+        """
+        if not self._shared or self._shared[-1].numel() < size:
+            self._shared.append(aligned_zeros(size, torch.uint8))
+        return self._shared[-1].data_ptr()
 
     def close(self) -> None:
         """Stop the workers. No tape of this pool may run afterwards."""

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// bf16 weights against bf16 activations.
+//
+// A tile is 16 outputs; 64 bytes hold two neighbouring inputs of each output, the even one in the
+// low half of the lane. K is padded with zeros to a multiple of 32.
+// One order for every row count: blocks of 32 inputs are summed from zero, pairs ascending, and
+// added to the accumulator, blocks ascending.
+#include "product.h"
+
+namespace {
+
+using rondo::TileArgs;
+
+struct Bf16 {
+#if defined(RONDO_BF16_DOT)
+  template <int M>
+  static constexpr int together() {
+    return M >= 2 && M <= 7 ? 2 : 1;
+  }
+
+  template <int M, int T>
+  static void tiles(const TileArgs& a) {
+    const uint32_t* x = static_cast<const uint32_t*>(a.x);
+    const uint8_t* p = a.weight;
+    const int64_t stride = a.weight_stride;
+    __m512 acc[T][M];
+    for (int t = 0; t < T; t++)
+#pragma GCC unroll 16
+      for (int m = 0; m < M; m++) acc[t][m] = _mm512_setzero_ps();
+    for (int k = 0; k < a.k_padded; k += 32, x += 16 * M, p += 1024) {
+      __m512 sum[T][M];
+#pragma GCC unroll 2
+      for (int t = 0; t < T; t++)
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++) sum[t][m] = _mm512_setzero_ps();
+#pragma GCC unroll 16
+      for (int j = 0; j < 16; j++) {
+        __m512bh w[T];
+#pragma GCC unroll 2
+        for (int t = 0; t < T; t++) {
+          const uint8_t* from = p + t * stride + j * 64;
+          _mm_prefetch(reinterpret_cast<const char*>(from) + 8192, _MM_HINT_T0);
+          w[t] = (__m512bh)_mm512_load_si512(from);
+        }
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++) {
+          const __m512bh v = (__m512bh)_mm512_set1_epi32(int(x[j * M + m]));
+#pragma GCC unroll 2
+          for (int t = 0; t < T; t++) sum[t][m] = _mm512_dpbf16_ps(sum[t][m], w[t], v);
+        }
+      }
+#pragma GCC unroll 2
+      for (int t = 0; t < T; t++)
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++) acc[t][m] = _mm512_add_ps(acc[t][m], sum[t][m]);
+    }
+    for (int t = 0; t < T; t++)
+#pragma GCC unroll 16
+      for (int m = 0; m < M; m++) _mm512_store_ps(a.sums + (t * M + m) * 16, acc[t][m]);
+  }
+#else
+  template <int M>
+  static constexpr int together() {
+    return 1;
+  }
+
+  template <int M, int T>
+  static void tiles(const TileArgs& a) {
+    const float* x = static_cast<const float*>(a.x);
+    v16f acc[M] = {};
+    alignas(64) float w[32 * 16];
+    for (int k = 0; k < a.k_padded; k += 32, x += 32 * M) {
+      for (int j = 0; j < 16; j++) {
+        const v16u pair = load_vec<v16u>(a.weight + int64_t(k / 2 + j) * 64);
+        store16(w + j * 32, (v16f)(pair << 16));
+        store16(w + j * 32 + 16, (v16f)(pair & 0xffff0000u));
+      }
+      v16f sum[M] = {};
+      rondo::add_columns<M>(w, x, 32, sum);
+      for (int m = 0; m < M; m++) acc[m] += sum[m];
+    }
+    for (int m = 0; m < M; m++) store16(a.sums + m * 16, acc[m]);
+  }
+#endif
+};
+
+}  // namespace
+
+typedef rondo_linear_args rondo_bf16_linear_args;
+
+RONDO_OP(bf16_linear) { rondo::product<Bf16>(a, worker, workers); }

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""bf16 weights in the tiles of the native product (layout: cpu.cpp beside this file)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.cpu.buffers import aligned_empty
+from kernels.cpu.product import TILE_ROWS, PackedLinear, fill_tiles, pad_rows, place_parts
+
+_K_STEP = 32
+
+
+def pack_bf16(parts: list[Tensor], *, interleave: bool = False) -> PackedLinear:
+    """Repack bf16 weights [N, K] that share their input into one product.
+
+    Args:
+        parts: one weight each; any K is accepted and padded with zeros to a multiple of 32.
+        interleave: two parts of equal size, gate then up, whose product is silu(gate) * up.
+
+    Raises:
+        ValueError: a part is no bf16 matrix, or the parts differ in K.
+    """
+    for part in parts:
+        if part.dtype != torch.bfloat16 or part.dim() != 2 or part.shape[1] != parts[0].shape[1]:
+            raise ValueError(
+                f"parts must be bf16 matrices with {parts[0].shape[-1]} inputs,"
+                f" got {part.dtype} {list(part.shape)}"
+            )
+    sizes = [part.shape[0] for part in parts]
+    placed, tiles = place_parts(sizes, interleave=interleave)
+    k = parts[0].shape[1]
+    k_padded = -(-k // _K_STEP) * _K_STEP
+    weight = aligned_empty((tiles, k_padded * TILE_ROWS * 2), torch.uint8)
+
+    def tiles_of(part: int, begin: int, end: int) -> Tensor:
+        rows = pad_rows(functional.pad(parts[part][begin:end], (0, k_padded - k)))
+        pairs = rows.view(-1, TILE_ROWS, k_padded // 2, 2).transpose(1, 2).contiguous()
+        return pairs.view(pairs.shape[0], -1).view(torch.uint8)
+
+    fill_tiles(weight, sizes, tiles_of, interleave=interleave)
+    return PackedLinear(
+        "rondo_bf16_linear", weight, None, None, k, k_padded, tiles, placed, interleave
+    )

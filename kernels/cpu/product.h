@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// The frame of every matrix product: rows of activations against weights in tiles of 16 outputs.
+//
+// A lane is an output, so there is no horizontal sum and the order of the sum over K is the same
+// for 1 row and for 1,024. Rows are taken in blocks of at most kMaxRows; the activations of a block
+// are repacked once so that one step of K lies in one place:
+//   with a bf16 dot product: [K/2][rows] pairs of bf16, else [K][rows] fp32.
+// A format supplies `template <int M, int T> static void tiles(...)`: the raw sums of T neighbouring
+// tiles against M rows.
+#pragma once
+#include "vec.h"
+
+#if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
+#define RONDO_BF16_DOT 1
+#endif
+
+struct rondo_linear_args {
+  const uint8_t* weight;   // tiles, weight_stride bytes apart
+  const uint8_t* scale;    // scales inside the sum, scale_stride bytes a tile; null without
+  const float* row_scale;  // [tiles * 16], multiplies the finished sum; null without
+  const bf16_t* x;         // [rows][k], rows x_stride elements apart
+  uint8_t* packed;         // repacked activations of all rows (pack step), or null
+  uint8_t* scratch;        // working memory, scratch_stride bytes a worker
+  void* out;               // bf16 or fp32, rows out_stride elements apart
+  int64_t weight_stride, scale_stride, scratch_stride, x_stride, out_stride;
+  int32_t rows, k, k_padded, tiles;
+  int32_t columns;   // outputs stored; at most tiles * 16 (with silu_mul: tiles * 8)
+  int32_t out_fp32;  // 0: bf16
+  int32_t silu_mul;  // tiles alternate gate, up
+  int32_t reserved;
+};
+
+namespace rondo {
+
+#if defined(RONDO_BF16_DOT)
+constexpr int kMaxRows = 16;
+constexpr int kActivationBytes = 2;
+#elif defined(__AVX512F__)
+constexpr int kMaxRows = 8;
+constexpr int kActivationBytes = 4;
+#elif defined(__AVX2__) || defined(__aarch64__)
+constexpr int kMaxRows = 4;
+constexpr int kActivationBytes = 4;
+#else
+constexpr int kMaxRows = 2;
+constexpr int kActivationBytes = 4;
+#endif
+// Weights of a chunk of tiles stay in the second-level cache while the row blocks pass over them.
+constexpr int64_t kChunkBytes = 384 << 10;
+
+struct TileArgs {
+  const uint8_t* weight;
+  const uint8_t* scale;
+  int64_t weight_stride, scale_stride;
+  const void* x;
+  int32_t k_padded;
+  float* sums;  // [T][M][16]
+};
+
+RONDO_INLINE int32_t row_blocks(int32_t rows) { return (rows + kMaxRows - 1) / kMaxRows; }
+RONDO_INLINE int32_t block_begin(int32_t rows, int32_t blocks, int32_t b) {
+  return int32_t(int64_t(rows) * b / blocks);
+}
+
+static inline void pack_block(const rondo_linear_args* a, int32_t begin, int32_t m, void* out) {
+  const bf16_t* x = a->x + int64_t(begin) * a->x_stride;
+#if defined(RONDO_BF16_DOT)
+  uint32_t* to = static_cast<uint32_t*>(out);
+  const int32_t whole = a->k / 2, all = a->k_padded / 2;
+  for (int32_t p = 0; p < whole; p++)
+    for (int32_t r = 0; r < m; r++) memcpy(to + int64_t(p) * m + r, x + r * a->x_stride + 2 * p, 4);
+  int32_t p = whole;
+  if (a->k & 1) {
+    for (int32_t r = 0; r < m; r++) to[int64_t(p) * m + r] = x[r * a->x_stride + a->k - 1];
+    p++;
+  }
+  if (p < all) memset(to + int64_t(p) * m, 0, size_t(all - p) * m * 4);
+#else
+  float* to = static_cast<float*>(out);
+  for (int32_t k = 0; k < a->k; k++)
+    for (int32_t r = 0; r < m; r++) to[int64_t(k) * m + r] = bf16_to_float(x[r * a->x_stride + k]);
+  memset(to + int64_t(a->k) * m, 0, size_t(a->k_padded - a->k) * m * 4);
+#endif
+}
+
+// Scales, rounds once and stores the sums [m][16] of one tile; with `up`, those of the gate and up
+// tiles as silu(gate) * up, each factor rounded as the unfused steps round it.
+__attribute__((noinline)) static void store_sums(const rondo_linear_args* a, const float* sums,
+                                                 const float* up, int32_t tile, int32_t row,
+                                                 int32_t m) {
+  const v16f one = splat16(1.f);
+  const float* rs = a->row_scale ? a->row_scale + int64_t(tile) * 16 : nullptr;
+  const v16f s0 = rs ? load16(rs) : one;
+  const int32_t column = (up ? tile / 2 : tile) * 16;
+  const int32_t width = a->columns - column < 16 ? a->columns - column : 16;
+  if (width <= 0) return;
+  for (int32_t r = 0; r < m; r++) {
+    v16f y = load16(sums + r * 16) * s0;
+    const int64_t at = int64_t(row + r) * a->out_stride + column;
+    if (up) {
+      const v16f s1 = rs ? load16(rs + 16) : one;
+      y = round_bf16_16(silu16(round_bf16_16(y))) * round_bf16_16(load16(up + r * 16) * s1);
+    }
+    if (a->out_fp32) {
+      float* to = static_cast<float*>(a->out) + at;
+      if (width == 16) store16(to, y);
+      else store16_part(to, y, width);
+    } else {
+      bf16_t* to = static_cast<bf16_t*>(a->out) + at;
+      if (width == 16) store16_bf16(to, y);
+      else store16_bf16_part(to, y, width);
+    }
+  }
+}
+
+template <class Format, int M>
+static void sweep(const rondo_linear_args* a, const void* x, int32_t row, int64_t t0, int64_t t1) {
+  constexpr int T = Format::template together<M>();
+  alignas(64) float sums[2 * M * 16];
+  TileArgs t{nullptr, nullptr, a->weight_stride, a->scale_stride, x, a->k_padded, sums};
+  for (int64_t tile = t0; tile < t1; tile += 2) {
+    t.weight = a->weight + tile * a->weight_stride;
+    t.scale = a->scale + tile * a->scale_stride;
+    const bool pair = tile + 1 < t1;
+    if (T == 2 && pair) {
+      Format::template tiles<M, T>(t);
+    } else {
+      Format::template tiles<M, 1>(t);
+      if (pair) {
+        t.weight += a->weight_stride, t.scale += a->scale_stride, t.sums += M * 16;
+        Format::template tiles<M, 1>(t);
+        t.sums = sums;
+      }
+    }
+    const float* second = sums + M * 16;
+    store_sums(a, sums, a->silu_mul ? second : nullptr, int32_t(tile), row, M);
+    if (pair && !a->silu_mul) store_sums(a, second, nullptr, int32_t(tile) + 1, row, M);
+  }
+}
+
+template <class Format, int M = kMaxRows>
+static void dispatch(const rondo_linear_args* a, int32_t m, const void* x, int32_t row, int64_t t0,
+                     int64_t t1) {
+  if constexpr (M > 0) {
+    if (m == M) sweep<Format, M>(a, x, row, t0, t1);
+    else dispatch<Format, M - 1>(a, m, x, row, t0, t1);
+  }
+}
+
+template <class Format>
+static void product(const rondo_linear_args* a, int32_t worker, int32_t workers) {
+  const rondo_range pairs = rondo_share((int64_t(a->tiles) + 1) / 2, worker, workers);
+  const int64_t t0 = pairs.begin * 2, t1 = pairs.end * 2 < a->tiles ? pairs.end * 2 : a->tiles;
+  if (t0 >= t1) return;
+  const int32_t blocks = row_blocks(a->rows);
+  const int64_t row_bytes = int64_t(a->k_padded) * kActivationBytes;
+  const uint8_t* x = a->packed;
+#if defined(RONDO_BF16_DOT)
+  if (a->rows == 1 && a->k == a->k_padded) x = reinterpret_cast<const uint8_t*>(a->x);
+#endif
+  if (!x) {
+    uint8_t* own = a->scratch + worker * a->scratch_stride;
+    for (int32_t b = 0; b < blocks; b++) {
+      const int32_t row = block_begin(a->rows, blocks, b);
+      pack_block(a, row, block_begin(a->rows, blocks, b + 1) - row, own + row * row_bytes);
+    }
+    x = own;
+  }
+  const int64_t tile_bytes = a->weight_stride + a->scale_stride;
+  int64_t chunk = blocks == 1 ? t1 - t0 : kChunkBytes / tile_bytes & ~int64_t(1);
+  if (chunk < 2) chunk = 2;
+  for (int64_t t = t0; t < t1; t += chunk) {
+    const int64_t end = t + chunk < t1 ? t + chunk : t1;
+    for (int32_t b = 0; b < blocks; b++) {
+      const int32_t row = block_begin(a->rows, blocks, b);
+      const int32_t m = block_begin(a->rows, blocks, b + 1) - row;
+      dispatch<Format>(a, m, x + row * row_bytes, row, t, end);
+    }
+  }
+}
+
+#if !defined(RONDO_BF16_DOT)
+// Adds `columns` decoded columns [columns][16] fp32 against M rows to p, column after column.
+template <int M>
+RONDO_INLINE void add_columns(const float* w, const float* x, int columns, v16f* p) {
+  for (int c = 0; c < columns; c++) {
+    const v16f v = load16(w + c * 16);
+#pragma GCC unroll 16
+    for (int m = 0; m < M; m++) p[m] = fma16(v, splat16(x[c * M + m]), p[m]);
+  }
+}
+#endif
+
+}  // namespace rondo

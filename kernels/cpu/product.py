@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Packed weights and the recording of a matrix product, shared by every weight format."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.buffers import aligned_zeros, require_rows
+from kernels.tape import Pool, Tape
+
+TILE_ROWS = 16
+# Up to this many rows every worker repacks the activations itself; above, a step does it once.
+PRIVATE_ROWS = 32
+MAX_ROWS = 65536
+_PACK_CHUNK_TILES = 256
+
+
+class LinearArgs(ctypes.Structure):
+    """Mirror of rondo_linear_args (kernels/cpu/product.h)."""
+
+    _fields_ = [
+        ("weight", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+        ("row_scale", ctypes.c_void_p),
+        ("x", ctypes.c_void_p),
+        ("packed", ctypes.c_void_p),
+        ("scratch", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("weight_stride", ctypes.c_int64),
+        ("scale_stride", ctypes.c_int64),
+        ("scratch_stride", ctypes.c_int64),
+        ("x_stride", ctypes.c_int64),
+        ("out_stride", ctypes.c_int64),
+        ("rows", ctypes.c_int32),
+        ("k", ctypes.c_int32),
+        ("k_padded", ctypes.c_int32),
+        ("tiles", ctypes.c_int32),
+        ("columns", ctypes.c_int32),
+        ("out_fp32", ctypes.c_int32),
+        ("silu_mul", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+    ]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Where one weight of a fused group lies among the output columns."""
+
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class PackedLinear:
+    """Weights in 16-row tiles, ready for a native product.
+
+    Attributes:
+        function: the native entry point.
+        weight: uint8 tiles; scale: scales inside the sum (None without); row_scale: float32
+            [tiles * 16] that multiplies finished sums (None without).
+        k: inputs; k_padded: inputs stored; tiles: number of 16-row tiles.
+        parts: column range of each fused weight in the output, pads excluded.
+        interleaved: tiles alternate gate, up, and the product returns silu(gate) * up.
+    """
+
+    function: str
+    weight: Tensor
+    scale: Tensor | None
+    row_scale: Tensor | None
+    k: int
+    k_padded: int
+    tiles: int
+    parts: tuple[Part, ...]
+    interleaved: bool
+
+    @property
+    def columns(self) -> int:
+        """Columns of the output, pads of 16-row tiles included."""
+        return self.tiles * TILE_ROWS // (2 if self.interleaved else 1)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes one product reads of the weights, scales included."""
+        held = [t for t in (self.weight, self.scale, self.row_scale) if t is not None]
+        return sum(t.numel() * t.element_size() for t in held)
+
+
+def place_parts(sizes: list[int], *, interleave: bool) -> tuple[tuple[Part, ...], int]:
+    """Column ranges of fused weights with these output counts, and the number of tiles.
+
+    Raises:
+        ValueError: no part, an empty part, or interleaving other than two equal parts.
+    """
+    if not sizes or min(sizes) < 1:
+        raise ValueError(f"a packed weight needs parts with at least one output, got {sizes}")
+    if interleave:
+        if len(sizes) != 2 or sizes[0] != sizes[1]:
+            raise ValueError(f"interleaving takes two parts of equal size, got {sizes}")
+        return (Part(0, sizes[0]),), 2 * _tiles(sizes[0])
+    parts, offset = [], 0
+    for size in sizes:
+        parts.append(Part(offset, size))
+        offset += _tiles(size) * TILE_ROWS
+    return tuple(parts), offset // TILE_ROWS
+
+
+def fill_tiles(
+    target: Tensor,
+    sizes: list[int],
+    tile_rows: Callable[[int, int, int], Tensor],
+    *,
+    interleave: bool,
+) -> None:
+    """Write every part into `target` [tiles, bytes of a tile], a bounded number of rows at a time.
+
+    Args:
+        tile_rows: (part, first row, end row) -> the tiles of these rows, [count, bytes of a tile];
+            the callee pads the last tile.
+    """
+    first = 0
+    for index, size in enumerate(sizes):
+        count = _tiles(size)
+        where = target[index::2] if interleave else target[first : first + count]
+        for begin in range(0, count, _PACK_CHUNK_TILES):
+            end = min(begin + _PACK_CHUNK_TILES, count)
+            rows = (begin * TILE_ROWS, min(end * TILE_ROWS, size))
+            where[begin:end] = tile_rows(index, *rows)
+        first += count
+
+
+def pad_rows(matrix: Tensor) -> Tensor:
+    """`matrix` with zero rows appended up to a multiple of 16."""
+    missing = -matrix.shape[0] % TILE_ROWS
+    if not missing:
+        return matrix
+    return torch.cat([matrix, matrix.new_zeros(missing, *matrix.shape[1:])])
+
+
+def place_row_scale(
+    values: list[Tensor | float], sizes: list[int], tiles: int, *, interleave: bool
+) -> Tensor:
+    """float32 [tiles * 16] from one scale, or one per output, for each part; pads get zero."""
+    scale = aligned_zeros((tiles, TILE_ROWS), torch.float32)
+
+    def rows_of(part: int, begin: int, end: int) -> Tensor:
+        value = values[part]
+        if isinstance(value, Tensor) and value.dim():
+            rows = value[begin:end].float()
+        else:
+            rows = torch.full((end - begin,), float(value), dtype=torch.float32)
+        return pad_rows(rows).view(-1, TILE_ROWS)
+
+    fill_tiles(scale, sizes, rows_of, interleave=interleave)
+    return scale.view(-1)
+
+
+def linear(
+    tape: Tape,
+    packed: PackedLinear,
+    x: Tensor,
+    out: Tensor,
+    *,
+    rows: int,
+    name: str = "linear",
+    columns: int | None = None,
+    barrier: bool = True,
+) -> None:
+    """Record out[:rows] = x[:rows] @ W^T (or silu(gate) * up for an interleaved weight).
+
+    Sums are fp32 in an order that depends on K alone; the result is rounded once.
+
+    Args:
+        x: bf16 [>= rows, K], any row stride, on 4 bytes.
+        out: bf16 or float32 [>= rows, columns], any row stride.
+        columns: outputs to store; the default stores all, the pads of tiles as zeros.
+        barrier: False when the next step neither reads `out` nor writes `x`.
+
+    Raises:
+        ValueError: an operand or a count does not fit.
+    """
+    width = packed.columns if columns is None else columns
+    if not 1 <= width <= packed.columns:
+        raise ValueError(f"columns must lie in 1..{packed.columns}, got {columns}")
+    if not 1 <= rows <= MAX_ROWS:
+        raise ValueError(f"rows must lie in 1..{MAX_ROWS}, got {rows}")
+    if out.dtype not in (torch.bfloat16, torch.float32):
+        raise ValueError(f"out must be torch.bfloat16 or torch.float32, got {out.dtype}")
+    x_address, x_stride = require_rows("x", x, torch.bfloat16, rows, packed.k, alignment=4)
+    out_address, out_stride = require_rows("out", out, out.dtype, rows, width)
+    pool = tape.pool
+    packed_bytes = rows * packed.k_padded * _activation_bytes(pool)
+    args = LinearArgs(
+        weight=packed.weight.data_ptr(),
+        scale=None if packed.scale is None else packed.scale.data_ptr(),
+        row_scale=None if packed.row_scale is None else packed.row_scale.data_ptr(),
+        x=x_address,
+        out=out_address,
+        weight_stride=packed.weight.numel() // packed.tiles,
+        scale_stride=_bytes(packed.scale) // packed.tiles,
+        x_stride=x_stride,
+        out_stride=out_stride,
+        rows=rows,
+        k=packed.k,
+        k_padded=packed.k_padded,
+        tiles=packed.tiles,
+        columns=width,
+        out_fp32=int(out.dtype == torch.float32),
+        silu_mul=int(packed.interleaved),
+    )
+    if rows > PRIVATE_ROWS:
+        args.packed = pool.shared(packed_bytes)
+        tape.append(f"{name}.pack", "rondo_pack_rows", args, (x,), bytes_read=2 * rows * packed.k)
+        barrier = True
+    else:
+        args.scratch, args.scratch_stride = pool.scratch(packed_bytes)
+    tape.append(
+        name,
+        packed.function,
+        args,
+        (packed, x, out),
+        bytes_read=packed.weight_bytes + 2 * rows * packed.k,
+        flops=2 * rows * packed.k * sum(p.size for p in packed.parts) * (1 + packed.interleaved),
+        barrier=barrier,
+    )
+
+
+def _activation_bytes(pool: Pool) -> int:
+    size = pool.library.function("rondo_activation_bytes")
+    size.restype = ctypes.c_int64
+    return size()
+
+
+def _bytes(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.numel() * tensor.element_size()
+
+
+def _tiles(size: int) -> int:
+    return -(-size // TILE_ROWS)

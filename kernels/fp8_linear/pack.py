@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""e4m3 weights in the tiles of the native product (layout: cpu.cpp beside this file)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.cpu.buffers import aligned_empty, aligned_zeros
+from kernels.cpu.product import (
+    TILE_ROWS,
+    PackedLinear,
+    fill_tiles,
+    pad_rows,
+    place_parts,
+    place_row_scale,
+)
+
+BLOCK = 128
+_K_STEP = 32
+
+
+def pack_fp8_blocks(
+    parts: list[tuple[Tensor, Tensor]], *, interleave: bool = False
+) -> PackedLinear:
+    """Repack e4m3 weights with one scale per 128 x 128 block that share their input.
+
+    Args:
+        parts: (codes float8_e4m3fn [N, K], scale_inv bf16 or float32 [ceil(N/128), ceil(K/128)]);
+            weight = code * scale. N and K are free; the last blocks may be ragged.
+        interleave: two parts of equal size, gate then up, whose product is silu(gate) * up.
+
+    Raises:
+        ValueError: shapes or dtypes differ from the above.
+    """
+    sizes, k = _check_codes([codes for codes, _ in parts])
+    placed, tiles = place_parts(sizes, interleave=interleave)
+    blocks = -(-k // BLOCK)
+    for (_, scales), size in zip(parts, sizes, strict=True):
+        wanted = (-(-size // BLOCK), blocks)
+        if tuple(scales.shape) != wanted or scales.dtype not in (torch.bfloat16, torch.float32):
+            raise ValueError(
+                f"block scales must be bf16 or float32 {list(wanted)},"
+                f" got {scales.dtype} {list(scales.shape)}"
+            )
+    scale = aligned_zeros((tiles, blocks), torch.float32)
+
+    def scales_of(part: int, begin: int, end: int) -> Tensor:
+        rows = torch.arange(begin, end, TILE_ROWS) // BLOCK
+        return parts[part][1].float()[rows]
+
+    fill_tiles(scale, sizes, scales_of, interleave=interleave)
+    weight, k_padded = _pack_codes([codes for codes, _ in parts], sizes, tiles, interleave)
+    return PackedLinear(
+        "rondo_fp8_linear", weight, scale, None, k, k_padded, tiles, placed, interleave
+    )
+
+
+def pack_fp8_rows(
+    parts: list[tuple[Tensor, Tensor | float]], *, interleave: bool = False
+) -> PackedLinear:
+    """Repack e4m3 weights with one scale per output, or one per tensor, that share their input.
+
+    Args:
+        parts: (codes float8_e4m3fn [N, K], scale float32 or bf16 [N] or [N, 1], or one number).
+        interleave: two parts of equal size, gate then up, whose product is silu(gate) * up.
+
+    Raises:
+        ValueError: shapes or dtypes differ from the above.
+    """
+    sizes, k = _check_codes([codes for codes, _ in parts])
+    placed, tiles = place_parts(sizes, interleave=interleave)
+    factors: list[Tensor | float] = []
+    for (_, scales), size in zip(parts, sizes, strict=True):
+        if isinstance(scales, Tensor) and scales.numel() not in (1, size):
+            raise ValueError(f"row scales must hold {size} numbers, got {list(scales.shape)}")
+        one = not isinstance(scales, Tensor) or scales.dim() == 0
+        factors.append(scales if one else scales.reshape(-1).expand(size))
+    row_scale = place_row_scale(factors, sizes, tiles, interleave=interleave)
+    weight, k_padded = _pack_codes([codes for codes, _ in parts], sizes, tiles, interleave)
+    return PackedLinear(
+        "rondo_fp8_linear", weight, None, row_scale, k, k_padded, tiles, placed, interleave
+    )
+
+
+def _check_codes(parts: list[Tensor]) -> tuple[list[int], int]:
+    for codes in parts:
+        if codes.dtype != torch.float8_e4m3fn or codes.dim() != 2:
+            raise ValueError(
+                f"codes must be a float8_e4m3fn matrix, got {codes.dtype} {list(codes.shape)}"
+            )
+        if codes.shape[1] != parts[0].shape[1]:
+            raise ValueError(
+                f"parts must have {parts[0].shape[1]} inputs each, got {codes.shape[1]}"
+            )
+    return [codes.shape[0] for codes in parts], parts[0].shape[1]
+
+
+def _pack_codes(
+    parts: list[Tensor], sizes: list[int], tiles: int, interleave: bool
+) -> tuple[Tensor, int]:
+    k = parts[0].shape[1]
+    k_padded = -(-k // _K_STEP) * _K_STEP
+    weight = aligned_empty((tiles, k_padded * TILE_ROWS), torch.uint8)
+
+    def tiles_of(part: int, begin: int, end: int) -> Tensor:
+        raw = parts[part][begin:end].view(torch.uint8)
+        rows = pad_rows(functional.pad(raw, (0, k_padded - k)))
+        # [tile, quarter, output in it, four inputs, first or second pair, input in the pair]
+        lanes = rows.view(-1, 4, 4, k_padded // 4, 2, 2)
+        return lanes.permute(0, 3, 1, 4, 2, 5).reshape(lanes.shape[0], -1)
+
+    fill_tiles(weight, sizes, tiles_of, interleave=interleave)
+    return weight, k_padded

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// NVFP4 weights (e2m1 codes, one e4m3 scale per 16 inputs) against bf16 activations.
+//
+// A tile is 16 outputs; a group of 16 inputs is 128 bytes of codes in the first plane and 16 bytes
+// of scales in the second:
+//   codes: two vectors of 16 lanes, one lane an output. Vector h covers inputs 8h..8h+7; the low
+//     half of a lane holds the codes of the four even inputs (lowest first), the high half those of
+//     the odd ones: (lane >> 4j) indexes the pair (8h+2j, 8h+2j+1) in both halves at once.
+//   scales: the e4m3 value with a normalised exponent, (exponent + 10) << 3 | mantissa, so that
+//     byte << 20 plus a constant is its fp32 form; subnormal e4m3 needs no special case. A zero
+//     scale is stored as zero codes.
+// One order for every row count: within a group the pairs ascending from zero, then
+// acc = fma(group, scale, acc), groups ascending.
+#include "product.h"
+
+namespace {
+
+using rondo::TileArgs;
+
+RONDO_INLINE v16f group_scales(const uint8_t* p) {
+#if defined(__AVX512F__)
+  const __m512i b = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return (v16f)_mm512_add_epi32(_mm512_slli_epi32(b, 20), _mm512_set1_epi32(117 << 23));
+#else
+  return (v16f)((__builtin_convertvector(load_vec<v16b>(p), v16u) << 20) + uint32_t(117 << 23));
+#endif
+}
+
+#if defined(RONDO_BF16_DOT)
+
+// Codes to bf16; twice, so that the fifth index bit of vpermw needs no mask.
+alignas(64) const uint16_t kCodes[32] = {
+    0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0, 0x8000, 0xBF00, 0xBF80,
+    0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0, 0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040,
+    0x4080, 0x40C0, 0x8000, 0xBF00, 0xBF80, 0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0};
+
+struct Nvfp4 {
+  template <int M>
+  static constexpr int together() {
+    return M <= 4 ? 2 : 1;
+  }
+
+  template <int M, int T>
+  static void tiles(const TileArgs& a) {
+    const __m512i lut = _mm512_load_si512(kCodes);
+    const int groups = a.k_padded / 16;
+    const uint32_t* x = static_cast<const uint32_t*>(a.x);
+    const uint8_t* p[T];
+    const uint8_t* q[T];
+    __m512 acc[T][M];
+    for (int t = 0; t < T; t++) {
+      p[t] = a.weight + t * a.weight_stride, q[t] = a.scale + t * a.scale_stride;
+#pragma GCC unroll 16
+      for (int m = 0; m < M; m++) acc[t][m] = _mm512_setzero_ps();
+    }
+    for (int g = 0; g < groups; g++, x += 8 * M) {
+      __m512 sum[T][M];
+#pragma GCC unroll 2
+      for (int t = 0; t < T; t++)
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++) sum[t][m] = _mm512_setzero_ps();
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; h++) {
+        __m512bh w[T][4];
+#pragma GCC unroll 2
+        for (int t = 0; t < T; t++) {
+          const char* ahead = reinterpret_cast<const char*>(p[t]) + g * 128 + h * 64 + 8192;
+          _mm_prefetch(ahead, _MM_HINT_T0);
+          const __m512i c = _mm512_load_si512(p[t] + g * 128 + h * 64);
+          w[t][0] = (__m512bh)_mm512_permutexvar_epi16(c, lut);
+          w[t][1] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi32(c, 4), lut);
+          w[t][2] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi32(c, 8), lut);
+          w[t][3] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi32(c, 12), lut);
+        }
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++)
+#pragma GCC unroll 16
+          for (int m = 0; m < M; m++) {
+            const __m512bh v = (__m512bh)_mm512_set1_epi32(int(x[(h * 4 + j) * M + m]));
+#pragma GCC unroll 2
+            for (int t = 0; t < T; t++) sum[t][m] = _mm512_dpbf16_ps(sum[t][m], w[t][j], v);
+          }
+      }
+#pragma GCC unroll 2
+      for (int t = 0; t < T; t++) {
+        if (!(g & 3)) _mm_prefetch(reinterpret_cast<const char*>(q[t]) + g * 16 + 1024, _MM_HINT_T0);
+        const __m512 s = (__m512)group_scales(q[t] + g * 16);
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++) acc[t][m] = _mm512_fmadd_ps(sum[t][m], s, acc[t][m]);
+      }
+    }
+    for (int t = 0; t < T; t++)
+#pragma GCC unroll 16
+      for (int m = 0; m < M; m++) _mm512_store_ps(a.sums + (t * M + m) * 16, acc[t][m]);
+  }
+};
+
+#else
+
+alignas(64) const float kCodes[16] = {0.f,  .5f,  1.f,  1.5f,  2.f,  3.f,  4.f,  6.f,
+                                      -0.f, -.5f, -1.f, -1.5f, -2.f, -3.f, -4.f, -6.f};
+
+RONDO_INLINE v16f code_values(v16u lanes) {
+#if defined(__AVX512F__)
+  return (v16f)_mm512_permutexvar_ps((__m512i)lanes, _mm512_load_ps(kCodes));
+#elif defined(__AVX2__)
+  const __m256 table = _mm256_load_ps(kCodes);
+  __m256i c[2];
+  __m256 r[2];
+  memcpy(c, &lanes, sizeof c);
+  for (int i = 0; i < 2; i++) {
+    const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(c[i], _mm256_set1_epi32(8)), 28);
+    r[i] = _mm256_xor_ps(_mm256_permutevar8x32_ps(table, c[i]), _mm256_castsi256_ps(sign));
+  }
+  return load_vec<v16f>(r);
+#else
+  float r[16];
+  for (int i = 0; i < 16; i++) r[i] = kCodes[lanes[i] & 15];
+  return load16(r);
+#endif
+}
+
+struct Nvfp4 {
+  template <int M>
+  static constexpr int together() {
+    return 1;
+  }
+
+  template <int M, int T>
+  static void tiles(const TileArgs& a) {
+    const int groups = a.k_padded / 16;
+    const float* x = static_cast<const float*>(a.x);
+    v16f acc[M] = {};
+    alignas(64) float w[16 * 16];
+    for (int g = 0; g < groups; g++, x += 16 * M) {
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; h++) {
+        const v16u c = load_vec<v16u>(a.weight + int64_t(g) * 128 + h * 64);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+          store16(w + (h * 8 + 2 * j) * 16, code_values(c >> (4 * j)));
+          store16(w + (h * 8 + 2 * j + 1) * 16, code_values(c >> (16 + 4 * j)));
+        }
+      }
+      v16f sum[M] = {};
+      rondo::add_columns<M>(w, x, 16, sum);
+      const v16f s = group_scales(a.scale + int64_t(g) * 16);
+      for (int m = 0; m < M; m++) acc[m] = fma16(sum[m], s, acc[m]);
+    }
+    for (int m = 0; m < M; m++) store16(a.sums + m * 16, acc[m]);
+  }
+};
+
+#endif
+
+}  // namespace
+
+typedef rondo_linear_args rondo_nvfp4_linear_args;
+
+RONDO_OP(nvfp4_linear) { rondo::product<Nvfp4>(a, worker, workers); }

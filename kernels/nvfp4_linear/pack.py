@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""NVFP4 weights in the tiles of the native product (layout: cpu.cpp beside this file)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.buffers import aligned_empty
+from kernels.cpu.product import (
+    TILE_ROWS,
+    PackedLinear,
+    fill_tiles,
+    pad_rows,
+    place_parts,
+    place_row_scale,
+)
+
+GROUP = 16
+_SMALLEST = 8
+
+
+def pack_nvfp4(
+    parts: list[tuple[Tensor, Tensor, Tensor | float]], *, interleave: bool = False
+) -> PackedLinear:
+    """Repack NVFP4 weights that share their input into one product.
+
+    Args:
+        parts: (codes uint8 [N, K/2] with the even input in the low nibble, scales e4m3 [N, K/16],
+            scale_2 scalar) of each weight; weight = e2m1(code) * scale * scale_2.
+        interleave: two parts of equal size, gate then up, whose product is silu(gate) * up.
+
+    Raises:
+        ValueError: shapes or dtypes differ from the above, K is no multiple of 16, or a scale is
+            negative or NaN.
+    """
+    sizes = [part[0].shape[0] for part in parts]
+    placed, tiles = place_parts(sizes, interleave=interleave)
+    groups = _check(parts)
+    weight = aligned_empty((tiles, groups * 128), torch.uint8)
+    scale = aligned_empty((tiles, groups * TILE_ROWS), torch.uint8)
+    table = _normalised_scales()
+
+    def codes_of(part: int, begin: int, end: int) -> Tensor:
+        codes, scales, _ = parts[part]
+        zero = (scales[begin:end].view(torch.uint8) & 0x7F) == 0
+        rows = codes[begin:end].view(end - begin, groups, 8)
+        return _tile_codes(pad_rows(rows.masked_fill(zero.unsqueeze(-1), 0)))
+
+    def scales_of(part: int, begin: int, end: int) -> Tensor:
+        raw = parts[part][1][begin:end].view(torch.uint8)
+        rows = pad_rows(table[raw.long()])
+        return rows.view(-1, TILE_ROWS, groups).transpose(1, 2).reshape(-1, groups * TILE_ROWS)
+
+    fill_tiles(weight, sizes, codes_of, interleave=interleave)
+    fill_tiles(scale, sizes, scales_of, interleave=interleave)
+    factors = [part[2] for part in parts]
+    row_scale = place_row_scale(factors, sizes, tiles, interleave=interleave)
+    k = groups * GROUP
+    return PackedLinear(
+        "rondo_nvfp4_linear", weight, scale, row_scale, k, k, tiles, placed, interleave
+    )
+
+
+def _check(parts: list[tuple[Tensor, Tensor, Tensor | float]]) -> int:
+    k = parts[0][0].shape[1] * 2
+    if k % GROUP or not k:
+        raise ValueError(f"NVFP4 weights need inputs in multiples of {GROUP}, got {k}")
+    for codes, scales, scale_2 in parts:
+        if codes.dtype != torch.uint8 or tuple(codes.shape) != (codes.shape[0], k // 2):
+            raise ValueError(
+                f"codes must be uint8 [N, {k // 2}], got {codes.dtype} {list(codes.shape)}"
+            )
+        if tuple(scales.shape) != (codes.shape[0], k // GROUP):
+            raise ValueError(
+                f"scales must have shape {[codes.shape[0], k // GROUP]}, got {list(scales.shape)}"
+            )
+        if scales.dtype != torch.float8_e4m3fn:
+            raise ValueError(f"scales must be torch.float8_e4m3fn, got {scales.dtype}")
+        raw = scales.view(torch.uint8)
+        if bool(((raw > 0x80) | (raw == 0x7F)).any()):
+            raise ValueError("NVFP4 scales must be numbers that are not negative")
+        if isinstance(scale_2, Tensor) and scale_2.numel() != 1:
+            raise ValueError(f"scale_2 must be one number, got shape {list(scale_2.shape)}")
+    return k // GROUP
+
+
+def _normalised_scales() -> Tensor:
+    """uint8 [256]: e4m3 code -> (exponent + 10) << 3 | mantissa; zero maps to the smallest."""
+    values = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().abs()
+    mantissa, exponent = torch.frexp(values.nan_to_num(1.0))
+    code = ((exponent + 9) << 3) + (mantissa * 16).int() - 8
+    return torch.where(values == 0, _SMALLEST, code).to(torch.uint8)
+
+
+def _tile_codes(rows: Tensor) -> Tensor:
+    """uint8 [16 t, groups, 8] of stored bytes -> [t, groups * 128] in the order of a tile."""
+    low, high = rows & 15, rows >> 4
+    lanes = torch.stack(
+        [
+            low[..., 0::4] | low[..., 1::4] << 4,
+            low[..., 2::4] | low[..., 3::4] << 4,
+            high[..., 0::4] | high[..., 1::4] << 4,
+            high[..., 2::4] | high[..., 3::4] << 4,
+        ],
+        dim=-1,
+    )
+    tiles = lanes.view(-1, TILE_ROWS, rows.shape[1], 2, 4)
+    return tiles.permute(0, 2, 3, 1, 4).reshape(tiles.shape[0], -1)
