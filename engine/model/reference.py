@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""The hybrid forward on the readable PyTorch operations: the twin of every faster backend, and the oracle's view.
+"""The hybrid forward on the readable PyTorch operations: twin of every faster backend, and the oracle's view.
 
-Runs in bfloat16 with the model's rounding points, or in float32 throughout. A chunk of the prompt takes the
-chunked delta rule; a verify pass steps row by row and keeps the state after each, so any number of rows can be
-kept afterwards.
+Runs in bfloat16 with the model's rounding points, or in float32 throughout. A chunk of the prompt is one pass
+with the chunked delta rule. A verify pass runs its rows one at a time, because a library's matrix product
+rounds differently with the number of rows: so a row has the bits of plain decoding, and the state after each
+row is at hand to be kept.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from engine.api import KernelTable
-from engine.cache.state import CONV_TAIL, KvCache, RecurrentState
+from engine.cache.state import KvCache, RecurrentState
 from engine.load.stored import Dense, Fp8Block, Fp8Row, Nvfp4
 from engine.load.weights import (
     AttentionLayerWeights,
@@ -41,17 +41,14 @@ from kernels.head.reference import head_logits
 from kernels.rms_norm.reference import add_rms_norm, gated_rms_norm, rms_norm
 from kernels.rope.reference import apply_rope, rope_tables
 
-_PENDING_LIMIT = 64  # hidden rows kept for the MTP head before its cache is brought up to date
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One row of a verify pass, kept until `commit`."""
 
-@dataclass(slots=True)
-class _Trace:
-    """What a verify pass leaves for `commit`: per delta layer the states and raw rows, per pass the hiddens."""
-
-    ids: list[int]
-    states: list[list[Tensor]]  # [delta layer][row] -> [Hv, dk, dv]
-    raw: list[Tensor]  # [delta layer] -> [3 + T, channels]
-    hidden: Tensor  # [T, hidden], after the final norm
+    token: int
+    hidden: Tensor  # [1, hidden], after the final norm
+    recurrent: dict[int, RecurrentState]  # of every delta layer, after this row
 
 
 class ReferenceBackend:
@@ -68,13 +65,12 @@ class ReferenceBackend:
         self._dtype = dtype
         self._bytes = ByteModel.of(config, weights)
         self._weights = _in_dtype(weights, dtype)
-        self._head = self._weights.head_linear.dequantise()
+        self._head = self._weights.head_linear.dequantise().float()
         self._kv = {
             layer: KvCache.empty(capacity, config.kv_heads, config.head_dim, dtype)
             for layer in config.attention_layers
         }
         self._mtp_kv = KvCache.empty(capacity, config.kv_heads, config.head_dim, dtype)
-        self._trace: _Trace | None = None
         self.reset(speculate=False)
 
     def reset(self, *, speculate: bool) -> None:
@@ -83,17 +79,16 @@ class ReferenceBackend:
             layer: RecurrentState.zeros(self.config, self._dtype)
             for layer in self.config.gdn_layers
         }
-        self._trace = None
+        self._verified: list[_Row] = []
         self._speculate = speculate and self._weights.mtp is not None
         self._mtp_kv.length = 0
-        # Hidden rows whose MTP entry is not written yet, and the tokens that follow all but the last.
-        self._pending_hidden: list[Tensor] = []
-        self._pending_next: list[int] = []
+        # Hidden row of the last committed position; its MTP row waits for the token that follows it.
+        self._last_hidden: Tensor | None = None
 
     @torch.inference_mode()
     def prefill(self, ids: Sequence[int]) -> Verified:
         hidden = self._advance(ids)
-        return self._result(hidden[-1:])
+        return self._result([hidden[-1:]])
 
     @torch.inference_mode()
     def all_logits(self, ids: Sequence[int]) -> Tensor:
@@ -102,41 +97,37 @@ class ReferenceBackend:
     @torch.inference_mode()
     def verify(self, ids: Sequence[int]) -> Verified:
         self._check_room(len(ids))
-        self._trace = _Trace(list(ids), [], [], torch.empty(0))
-        hidden = self._forward(ids, self._trace)
-        self._trace.hidden = hidden
-        return self._result(hidden)
+        self._verified = []
+        recurrent = self._recurrent
+        for position, token in enumerate(ids, self.length):
+            hidden, recurrent = self._forward([token], position, recurrent)
+            self._verified.append(_Row(token, hidden, recurrent))
+        return self._result([row.hidden for row in self._verified])
 
+    @torch.inference_mode()
     def commit(self, keep: int) -> None:
-        trace = self._trace
-        if trace is None or not 1 <= keep <= len(trace.ids):
-            rows = 0 if trace is None else len(trace.ids)
-            raise ValueError(f"commit keeps 1 to {rows} rows of the last verify pass, got {keep}")
-        self._trace = None
-        for layer, states, raw in zip(self.config.gdn_layers, trace.states, trace.raw, strict=True):
-            self._recurrent[layer] = RecurrentState(
-                states[keep - 1], raw[keep : keep + CONV_TAIL].clone()
+        rows = self._verified
+        if not 1 <= keep <= len(rows):
+            raise ValueError(
+                f"commit keeps 1 to {len(rows)} rows of the last verify pass, got {keep}"
             )
+        self._verified = []
+        self._recurrent = rows[keep - 1].recurrent
         self.length += keep
-        self._remember(trace.hidden[:keep], trace.ids[:keep])
+        for row in rows[:keep]:
+            self._remember(row.hidden, [row.token])
 
     @torch.inference_mode()
     def draft(self, anchor: int, depth: int) -> list[int]:
-        mtp = self._weights.mtp
-        if mtp is None or not self._speculate or not self._pending_hidden:
+        mtp, row, token = self._weights.mtp, self._last_hidden, anchor
+        if mtp is None or row is None:
             return []
-        rows = self._mtp_rows(mtp, [*self._pending_next, anchor])
-        self._mtp_kv.length = self.length
-        self._pending_hidden, self._pending_next = [], []
         drafted = []
-        row = rows[-1:]
-        for step in range(depth):
+        first = self._mtp_kv.length
+        for position in range(first, min(first + depth, self.capacity)):
+            row = self._mtp_forward(mtp, row, [token], position)
             token = int(head_logits(row, self._head).argmax())
             drafted.append(token)
-            position = self.length + step
-            if step + 1 == depth or position >= self.capacity:
-                break
-            row = self._mtp_forward(mtp, row, [token], position)
         return drafted
 
     def round_bytes(self, rows: int, drafted: int) -> int:
@@ -155,10 +146,10 @@ class ReferenceBackend:
                 return f"layer {index}, recurrent state"
         return "the output head"
 
-    def kernel_table(self) -> KernelTable:
-        return KernelTable((), 0, 0.0, 0.0, "the PyTorch operations are not timed one by one")
+    def operation_times(self) -> str:
+        return "the PyTorch operations are not timed one by one"
 
-    def reset_kernel_table(self) -> None:
+    def reset_operation_times(self) -> None:
         """Nothing is timed, so there is nothing to reset."""
 
     def close(self) -> None:
@@ -174,59 +165,55 @@ class ReferenceBackend:
     def _advance(self, ids: Sequence[int]) -> Tensor:
         """Commit a whole chunk; returns the hidden rows after the final norm."""
         self._check_room(len(ids))
-        hidden = self._forward(ids, None)
+        self._verified = []
+        hidden, self._recurrent = self._forward(ids, self.length, self._recurrent)
         self.length += len(ids)
-        self._remember(hidden, list(ids))
+        self._remember(hidden, ids)
         return hidden
 
-    def _remember(self, hidden: Tensor, ids: list[int]) -> None:
-        """Queue committed hidden rows for the MTP head; flush when many wait."""
-        if not self._speculate:
+    def _remember(self, hidden: Tensor, ids: Sequence[int]) -> None:
+        """Bring the MTP cache in step with newly committed rows: it holds all positions but the last."""
+        mtp, before = self._weights.mtp, self._last_hidden
+        if mtp is None or not self._speculate:
             return
-        if self._pending_hidden:
-            self._pending_next.append(ids[0])
-        self._pending_hidden.append(hidden)
-        self._pending_next.extend(ids[1:])
-        if len(self._pending_next) >= _PENDING_LIMIT and self._weights.mtp is not None:
-            self._mtp_rows(self._weights.mtp, self._pending_next)
-            self._mtp_kv.length += len(self._pending_next)
-            self._pending_hidden, self._pending_next = [self._pending_hidden[-1][-1:]], []
+        self._last_hidden = hidden[-1:].clone()
+        paired, following = hidden[:-1], ids[1:]
+        if before is not None:
+            paired, following = torch.cat((before, paired)), ids
+        if len(following):
+            self._mtp_forward(mtp, paired, following, self._mtp_kv.length)
+            self._mtp_kv.length += len(following)
 
-    def _mtp_rows(self, mtp: MtpWeights, next_ids: list[int]) -> Tensor:
-        """The MTP rows of the pending hiddens, paired with the tokens that follow them."""
-        hidden = torch.cat(self._pending_hidden)[: len(next_ids)]
-        return self._mtp_forward(mtp, hidden, next_ids, self._mtp_kv.length)
-
-    def _result(self, hidden: Tensor) -> Verified:
-        logits = head_logits(hidden, self._head)
+    def _result(self, hidden: list[Tensor]) -> Verified:
+        logits = torch.cat([head_logits(row, self._head) for row in hidden])
         best = logits.argmax(-1)
         best[logits.isnan().any(-1)] = -1
         return Verified(best.tolist(), logits.numpy())
 
-    def _forward(self, ids: Sequence[int], trace: _Trace | None) -> Tensor:
+    def _forward(
+        self, ids: Sequence[int], start: int, recurrent: dict[int, RecurrentState]
+    ) -> tuple[Tensor, dict[int, RecurrentState]]:
+        """Rows from position `start`: hidden [T, hidden] after the final norm, and the states after them."""
         config, weights = self.config, self._weights
-        positions = torch.arange(self.length, self.length + len(ids))
+        positions = torch.arange(start, start + len(ids))
         rope = rope_tables(positions, config.rotary_dim, config.rope_theta, self._dtype)
         residual = embed(weights.embed, torch.tensor(ids))
         normed = rms_norm(residual, weights.layers[0].input_norm, config.rms_eps)
+        after: dict[int, RecurrentState] = {}
         for index, layer in enumerate(weights.layers):
             if isinstance(layer, GdnLayerWeights):
-                mixed = self._gdn(layer, self._recurrent[index], normed, trace)
+                mixed, after[index] = self._gdn(layer, recurrent[index], normed)
             else:
-                mixed = self._attention(layer, self._kv[index], normed, rope, self.length)
+                mixed = self._attention(layer, self._kv[index], normed, rope, start)
             residual, normed = add_rms_norm(residual, mixed, layer.post_norm, config.rms_eps)
             last = index + 1 == len(weights.layers)
             norm = weights.final_norm if last else weights.layers[index + 1].input_norm
             residual, normed = add_rms_norm(residual, _mlp(layer, normed), norm, config.rms_eps)
-        return normed
+        return normed, after
 
     def _gdn(
-        self,
-        layer: GdnLayerWeights,
-        recurrent: RecurrentState,
-        x: Tensor,
-        trace: _Trace | None,
-    ) -> Tensor:
+        self, layer: GdnLayerWeights, recurrent: RecurrentState, x: Tensor
+    ) -> tuple[Tensor, RecurrentState]:
         config = self.config
         rows = x.shape[0]
         raw = _apply(layer.in_qkv, x)
@@ -237,21 +224,14 @@ class ReferenceBackend:
         v = v.view(rows, config.value_heads, config.value_dim)
         g = decay_log(_apply(layer.in_a, x), layer.a_log, layer.dt_bias)
         strength = beta(_apply(layer.in_b, x))
-        if trace is None:
-            o, recurrent.state = gated_delta_chunked(recurrent.state, q, k, v, g, strength)
-            recurrent.tail = tail.clone()
+        if rows == 1:
+            state, out = gated_delta_step(recurrent.state, q[0], k[0], v[0], g[0], strength[0])
+            o = out[None]
         else:
-            states, outputs, state = [], [], recurrent.state
-            for row in range(rows):
-                state, out = gated_delta_step(state, q[row], k[row], v[row], g[row], strength[row])
-                states.append(state)
-                outputs.append(out)
-            o = torch.stack(outputs)
-            trace.states.append(states)
-            trace.raw.append(torch.cat((recurrent.tail, raw)))
+            o, state = gated_delta_chunked(recurrent.state, q, k, v, g, strength)
         z = _apply(layer.in_z, x).view(rows, config.value_heads, config.value_dim)
         y = gated_rms_norm(o, z, layer.gdn_norm, config.rms_eps)
-        return _apply(layer.out, y.reshape(rows, -1))
+        return _apply(layer.out, y.reshape(rows, -1)), RecurrentState(state, tail.clone())
 
     def _attention(
         self,

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The backends under test, what each promises, and the random models they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from oracle import Case, make_oracle, save_folder
+from torch import Tensor
+
+from engine.load.checkpoint import read_checkpoint
+from engine.load.weights import ModelWeights
+from engine.model.backend import Backend
+from engine.model.config import ModelConfig
+from engine.model.reference import ReferenceBackend
+
+SEED = 7
+CONTEXT_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A saved random model: the oracle, the folder as this engine reads it, the MTP tensors."""
+
+    case: Case
+    folder: Path
+    oracle: torch.nn.Module
+    config: ModelConfig
+    weights: ModelWeights  # in float32 where the folder has float32
+    mtp: dict[str, Tensor]
+
+
+def load_case(case: Case, folder: Path) -> Loaded:
+    """Draw a case, save it to the folder and read it back."""
+    model = make_oracle(case, SEED)
+    mtp = save_folder(case, model, SEED, folder)
+    read = read_checkpoint(folder, context_tokens=CONTEXT_TOKENS, keep_float32=True)
+    return Loaded(case, folder, model, read.config, read.weights, mtp)
+
+
+@dataclass(frozen=True)
+class BackendKind:
+    """A backend to test and what it promises.
+
+    `tolerance` bounds the difference, relative to the largest logit, between two ways to split a prompt; 0
+    promises equal bits. Rows of a verify pass promise equal bits always. `snapshot` copies everything that is
+    committed, by name.
+    """
+
+    name: str
+    tolerance: float
+    make: Callable[[ModelConfig, ModelWeights, int], Backend]
+    snapshot: Callable[[Backend], dict[str, Tensor]]
+
+    def equal(self, got: Tensor, wanted: Tensor) -> bool:
+        """Whether two results of differently split prompts agree as promised."""
+        if self.tolerance == 0:
+            return torch.equal(got, wanted)
+        return bool((got - wanted).abs().max() <= self.tolerance * wanted.abs().max())
+
+
+def _reference(dtype: torch.dtype) -> Callable[[ModelConfig, ModelWeights, int], Backend]:
+    def make(config: ModelConfig, weights: ModelWeights, capacity: int) -> Backend:
+        return ReferenceBackend(config, weights, capacity=capacity, dtype=dtype)
+
+    return make
+
+
+def _reference_snapshot(backend: Backend) -> dict[str, Tensor]:
+    assert isinstance(backend, ReferenceBackend)
+    parts = {"length": torch.tensor(backend.length)}
+    for layer, recurrent in backend._recurrent.items():
+        parts[f"state {layer}"] = recurrent.state
+        parts[f"tail {layer}"] = recurrent.tail
+    for layer, cache in backend._kv.items():
+        parts[f"keys {layer}"] = cache.keys[: backend.length]
+        parts[f"values {layer}"] = cache.values[: backend.length]
+    pairs = backend._mtp_kv.length
+    parts["mtp keys"] = backend._mtp_kv.keys[:pairs]
+    parts["mtp values"] = backend._mtp_kv.values[:pairs]
+    return {name: part.clone() for name, part in parts.items()}
+
+
+KINDS = (
+    BackendKind("reference float32", 1e-5, _reference(torch.float32), _reference_snapshot),
+    BackendKind("reference bfloat16", 5e-2, _reference(torch.bfloat16), _reference_snapshot),
+)
