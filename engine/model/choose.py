@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import psutil
 import torch
 
 from engine.api import LoadProgress, ModelCard
@@ -20,6 +18,7 @@ from engine.model.byte_model import ByteModel
 from engine.model.native import NativeBackend
 from engine.model.native_weights import unsupported_shape
 from engine.model.reference import ReferenceBackend
+from engine.model.threads import choose_threads, physical_cores
 from kernels.build import NativeBuildError, NativeLibrary, load_library
 from kernels.tape import Pool
 
@@ -112,11 +111,14 @@ def _native(
     knobs: KnobSet,
     library: NativeLibrary,
 ) -> OpenedBackend:
-    count = threads or physical_cores()
-    pool = Pool(library, count)
     backend = NativeBackend(
-        checkpoint.config, checkpoint.weights, capacity=capacity, knobs=knobs, pool=pool
+        checkpoint.config,
+        checkpoint.weights,
+        capacity=capacity,
+        knobs=knobs,
+        pool=Pool(library, threads or 1),
     )
+    count = threads or choose_threads(backend, library)
     device = f"CPU, {_threads(count)}, {ISA_NAMES[library.isa]}"
     return OpenedBackend(backend, device, (), None)
 
@@ -140,9 +142,3 @@ def _reference(
 
 def _threads(count: int) -> str:
     return f"{count} thread" if count == 1 else f"{count} threads"
-
-
-def physical_cores() -> int:
-    """Cores this process may use, without counting two threads of one core twice."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min(allowed or 1, psutil.cpu_count(logical=False) or allowed or 1))

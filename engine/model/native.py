@@ -199,6 +199,12 @@ class NativeBackend:
     def reset_operation_times(self) -> None:
         self._times = {}
 
+    def use_pool(self, pool: Pool) -> None:
+        """Go on with another pool of workers; recordings are made anew, results keep their bits."""
+        self._graphs.clear()
+        self.pool.close()
+        self.pool = pool
+
     def close(self) -> None:
         self._graphs.clear()
         self.pool.close()
