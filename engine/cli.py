@@ -25,6 +25,7 @@ COMMANDS = {
     "probe": "cold memory-read rate of this machine",
     "doctor": "what this machine has, what will be used, what is missing",
     "agree": "speculative against plain greedy decoding, token for token",
+    "quantize": "an NVFP4 copy of a BF16 checkpoint, with its loss",
     "knobs": "the QWEN38_* switches, their values and where each comes from",
 }
 

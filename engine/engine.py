@@ -142,6 +142,10 @@ class Engine:
         self._backend.reset_operation_times()
         self._rounds, self._rounds_ms = 0, 0.0
 
+    def encode(self, text: str) -> list[int]:
+        """Token ids of plain text; control tokens in it stay text."""
+        return self._checkpoint.tokenizer.encode_text(text)
+
     def prompt_ids(self, request: GenerateRequest) -> tuple[list[int], bool]:
         """The prompt's token ids and whether the answer starts inside a thinking part.
 

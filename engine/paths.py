@@ -22,6 +22,11 @@ def prompts_file() -> Path:
     return _ROOT / "assets" / "prompts.txt"
 
 
+def corpus_files() -> list[Path]:
+    """The texts the demo model was trained on."""
+    return sorted((_ROOT / "assets" / "demo-corpus").glob("*.txt"))
+
+
 def profile_path(profile: str | Path | None) -> Path | None:
     """The env file of a named profile, or the path of the caller's own file; None means defaults."""
     if profile is None:
