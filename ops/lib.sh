@@ -136,7 +136,7 @@ install_environment() {
   rm -f "$LOG" "$VENV"/rondo.stamp*
   # Older ones cannot install an editable project by pyproject.toml alone; a failure shows below.
   "$VENV/bin/python" -c 'import sys, pip; sys.exit(int(pip.__version__.split(".")[0]) < 22)' \
-    || "$VENV/bin/python" -m pip install --quiet --no-input --upgrade pip >&2 || true
+    || env -u PYTHONPATH "$VENV/bin/python" -m pip install --quiet --no-input --upgrade pip >&2 || true
   hint_about_size
   # shellcheck disable=SC2086 # no index means no option
   pip_install ${RONDO_TORCH_INDEX:+--index-url "$RONDO_TORCH_INDEX"} "$TORCH"
@@ -174,7 +174,12 @@ hint_about_size() {
 }
 
 pip_install() {
-  "$VENV/bin/python" -m pip install --disable-pip-version-check --no-input --log "$LOG" "$@" >&2 && return
+  local quiet=--quiet
+  [ ! -t 2 ] || quiet=""
+  # The clone on PYTHONPATH would look like an installed project to pip.
+  # shellcheck disable=SC2086 # an empty option is none
+  env -u PYTHONPATH "$VENV/bin/python" -m pip install --disable-pip-version-check --no-input $quiet \
+    --log "$LOG" "$@" >&2 && return
   local cause="pip could not install: $*"
   if grep -qE 'No space left on device|Errno 28' "$LOG"; then
     fail "The disk is full." "Free about 3 GB on the disk of $VENV, or set RONDO_VENV; then start again."
@@ -185,16 +190,18 @@ pip_install() {
   fail "$cause" "What was installed is kept. Details: $LOG"
 }
 
-# Sees to the compiler and to the libraries Qt loads; level is offscreen or screen. Returns 1 when Qt cannot
-# be used; a missing compiler only means that the slower operations run.
-ensure_system() {
-  local level=$1 stamp="$VENV/rondo.system-$1" problem
-  if [ -f "$stamp" ]; then return 0; fi
-  if ! command -v g++ >/dev/null; then
-    # shellcheck disable=SC2086 # lists of package names
-    system_install "No C++ compiler was found; without it the slower PyTorch operations run." \
+# The native kernels need a compiler; without one the readable operations run, so its lack stops nothing.
+ensure_compiler() {
+  # shellcheck disable=SC2086 # a list of package names
+  command -v g++ >/dev/null \
+    || system_install "No C++ compiler was found; without it the slower PyTorch operations run." \
       $COMPILER_PACKAGES || true
-  fi
+}
+
+# Sees to the libraries that Qt loads; level is offscreen or screen. Returns 1 when Qt cannot be used.
+ensure_qt() {
+  local level=$1 stamp="$VENV/rondo.qt-$1" problem
+  if [ -f "$stamp" ]; then return 0; fi
   if ! problem=$(qt_problem "$level"); then
     local packages=$QT_PACKAGES
     [ "$level" = offscreen ] || packages="$QT_PACKAGES $SCREEN_PACKAGES"
@@ -202,7 +209,7 @@ ensure_system() {
     system_install "Qt lacks a system library: $problem" $packages || true
     problem=$(qt_problem "$level") || { say "Qt cannot be used: $problem"; return 1; }
   fi
-  ! command -v g++ >/dev/null || : >"$stamp"
+  : >"$stamp"
 }
 
 # Prints what keeps Qt from loading and returns 1; silent otherwise.

@@ -22,16 +22,17 @@ main() {
   case ${1:-} in
     -h | --help) usage; return ;;
     "" | -*) ;;
-    *) ensure_environment ""; exec "$VENV/bin/python" -P -m engine "$@" ;;
+    *) ensure_environment ""; ensure_compiler; exec "$VENV/bin/python" -P -m engine "$@" ;;
   esac
 
   ensure_environment ""
+  ensure_compiler
   if [ "${1:-}" = --headless ]; then shift; demonstrate "$@"; fi
   if ! has_display; then
     say "There is no display here: this is the demonstration without a window."
     demonstrate "$@"
   fi
-  ensure_system screen || fail "The window cannot open." "Without a window: bash ops/run.sh --headless"
+  ensure_qt screen || fail "The window cannot open." "Without a window: bash ops/run.sh --headless"
   if [ "$(uname -s)" = Linux ] && [ -z "${QT_QPA_PLATFORM:-}" ] && ! qt_problem display >/dev/null 2>&1; then
     say "The display ${WAYLAND_DISPLAY:-${DISPLAY:-}} cannot be opened: this is the demonstration without a window."
     demonstrate "$@"
@@ -40,7 +41,7 @@ main() {
 }
 
 demonstrate() {
-  ensure_system offscreen || true
+  ensure_qt offscreen || true
   exec "$VENV/bin/python" -P -m ops.demo_run "$@"
 }
 

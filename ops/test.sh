@@ -6,7 +6,8 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 ensure_environment dev
-ensure_system offscreen || fail "The tests of the window need Qt."
+ensure_compiler
+ensure_qt offscreen || fail "The tests of the window need Qt."
 export QT_QPA_PLATFORM=offscreen
 [ $# -ne 0 ] || set -- "$ROOT/tests"
 

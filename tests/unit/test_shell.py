@@ -15,7 +15,7 @@ from source_tree import ROOT
 SCRIPTS = [*sorted((ROOT / "ops").glob("*.sh")), ROOT / ".ci" / "run"]
 BASH = shutil.which("bash")
 SYSTEM_TOOLS = (
-    "awk", "bash", "cat", "cksum", "cut", "df", "dirname", "flock", "grep", "head", "id", "ls", "mkdir",
+    "awk", "bash", "cat", "cksum", "cut", "df", "dirname", "env", "flock", "grep", "head", "id", "ls", "mkdir",
     "rm", "sleep", "touch", "uname",
 )  # fmt: skip
 
