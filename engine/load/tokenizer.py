@@ -219,14 +219,14 @@ def _text_only(
             f"{FILE}: a control token is spelled like a single byte, so typed text would become one.",
             next_step=_AGAIN,
         )
-    if in_base:
-        model = dict(data["model"])
-        model["vocab"] = {token: i for token, i in vocabulary.items() if token not in in_base}
-        model["merges"] = [m for m in model.get("merges") or [] if _keeps(m, in_base)]
-        text_only["model"] = model
     try:
+        if in_base:
+            model = dict(data["model"])
+            model["vocab"] = {token: i for token, i in vocabulary.items() if token not in in_base}
+            model["merges"] = [m for m in model.get("merges") or [] if _keeps(m, in_base)]
+            text_only["model"] = model
         return tokenizers.Tokenizer.from_str(json.dumps(text_only))
-    except Exception as error:  # the library raises bare Exception
+    except Exception as error:  # the library raises bare Exception; merges may be anything
         raise CheckpointError(f"{FILE} cannot be used: {error}.", next_step=_AGAIN) from error
 
 

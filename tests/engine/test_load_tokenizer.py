@@ -125,6 +125,7 @@ def damaged(edit: Callable[[dict[str, Any]], None]) -> str:
         (lambda d: d["model"]["vocab"].update(A=-1), CheckpointError, "model.vocab"),
         (lambda d: d["model"].update(vocab=None), CheckpointError, "model.vocab"),
         (lambda d: d["model"].update(merges=[["no", "such"]]), CheckpointError, "cannot be used"),
+        (lambda d: d["model"].update(merges=7), CheckpointError, "cannot be used"),
         (lambda d: d["added_tokens"].append({"content": "x"}), CheckpointError, "added_tokens"),
         (
             lambda d: d["added_tokens"].append({"content": "", "id": 1}),
@@ -141,6 +142,21 @@ def test_damaged_tokenizers_are_refused(
         Tokenizer(damaged(edit))
     assert "tokenizer.json" in raised.value.cause
     assert raised.value.next_step
+
+
+@pytest.mark.parametrize("ignore_merges", [False, True])
+def test_a_control_token_that_merges_would_build_stays_text(ignore_merges: bool) -> None:
+    vocabulary = json.loads(tokenizer_json(True))["model"]["vocab"]
+    word = max((token for token in vocabulary if token.isalpha() and token.isascii()), key=len)
+
+    def promote(data: dict[str, Any]) -> None:
+        data["added_tokens"].append({"content": word, "id": vocabulary[word]})
+        data["model"]["ignore_merges"] = ignore_merges
+
+    assert vocabulary[word] in IN_BASE.encode_text(f"{word} {word}")
+    promoted = Tokenizer(damaged(promote))
+    assert promoted.control_ids.isdisjoint(promoted.encode_text(f"{word} {word}"))
+    assert promoted.decode(promoted.encode_text(f"{word} {word}")) == f"{word} {word}"
 
 
 def test_a_control_token_that_a_plain_byte_spells_is_refused() -> None:
