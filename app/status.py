@@ -9,10 +9,9 @@ from PySide6.QtWidgets import QLabel, QSizePolicy, QStatusBar, QWidget
 
 from app.bridge import Bridge
 from app.format import byte_size
-from app.live.now import GLYPHS, WORDS
+from app.live.now import GLYPHS, SILENT_AFTER_S, WORDS
 from app.theme import Theme
 
-SILENT_AFTER_S = 3.0
 LOST_AFTER_S = 10.0
 _EVERY_MS = 500
 

@@ -52,6 +52,7 @@ QToolButton { background: transparent; border: 1px solid transparent; border-rad
 QToolButton:hover { background: $hover; color: $text; }
 QToolButton:focus { border: 1px solid $accent; }
 QToolButton:checked { color: $text; }
+QToolButton#fold { padding-left: 0; }
 QToolButton#rail { padding: 7px 2px 5px 2px; border-radius: 0; border: none;
   border-left: 2px solid transparent; font-size: ${small_pt}pt; }
 QToolButton#rail:checked { border-left: 2px solid $accent; background: $panel; }
@@ -64,8 +65,10 @@ QListView, QTableView { background: $panel; border: 1px solid $line; border-radi
 QListView::item { padding: 5px 8px; }
 QListView::item:selected, QTableView::item:selected { background: $selection; color: $text; }
 QListView:focus, QTableView:focus { border: 1px solid $accent; }
+QHeaderView { background: $panel; border: none; }
 QHeaderView::section { background: $panel; color: $dim; border: none;
   border-bottom: 1px solid $line; padding: 6px 10px; }
+QTableView::item { padding: 0 10px; border: none; }
 QTableView { gridline-color: $line; }
 QProgressBar { background: $line; border: none; border-radius: 1px; max-height: 3px; min-height: 3px; }
 QProgressBar::chunk { background: $accent; border-radius: 1px; }

@@ -154,6 +154,7 @@ def _scripted_scenes():
         answered(app, window)
         window.show_live()
 
+    slow = replace(SCRIPTS["slow-load"], load_s=60.0)
     broken = replace(SCRIPTS["load-failure"], fail_loads_after=1)
     return [
         ("empty", "demo", empty),
@@ -164,7 +165,7 @@ def _scripted_scenes():
         ("stall", "stall", stall),
         ("error", "error", error),
         ("load-failure", broken, load_failure),
-        ("loading", "slow-load", loading),
+        ("loading", slow, loading),
         ("model", "steady", model),
         ("kernels", "demo", kernels),
         ("live", "demo", live),

@@ -30,10 +30,12 @@ class MessageBody(QTextBrowser):
     code_copied = Signal(str)
     height_changed = Signal()
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None, *, scale: float = 1.04) -> None:
+    def __init__(
+        self, theme: Theme, parent: QWidget | None = None, *, scale: float = 1.04, ink: str = "text"
+    ) -> None:
         super().__init__(parent)
         self._theme = theme
-        self._scale = scale
+        self._scale, self._ink = scale, ink
         self._source: list[str] = []
         self._finished = False
         self.setFrameShape(QFrame.Shape.NoFrame)
@@ -122,7 +124,7 @@ class MessageBody(QTextBrowser):
 
     def _reset(self) -> None:
         base = QFont(self._theme.ui_font(self._scale))
-        self._writer = MarkdownWriter(self._theme, base)
+        self._writer = MarkdownWriter(self._theme, base, self._ink)
         self._stream = MarkdownStream()
         self._codes: list[list[str]] = []
         self._code_runs: list[list[int]] = []  # first and last text block, -1 while it is open

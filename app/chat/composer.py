@@ -20,6 +20,7 @@ from PySide6.QtWidgets import (
 from app.chat.message import icon_button
 from app.chat.sampling import SamplingButton
 from app.chat.transcript import clean
+from app.chat.view import COLUMN_PX
 from app.format import grouped
 from app.icons import icon
 from app.settings import Sampling
@@ -43,8 +44,13 @@ class Composer(QWidget):
         super().__init__(parent)
         self._theme = theme
         self._can_send = False
-        column = QVBoxLayout(self)
-        column.setContentsMargins(18, 8, 18, 12)
+        outer = QHBoxLayout(self)
+        outer.setContentsMargins(18, 8, 18, 12)
+        inner = QWidget()
+        inner.setMaximumWidth(COLUMN_PX)
+        outer.addWidget(inner)
+        column = QVBoxLayout(inner)
+        column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(6)
         self.editing = _Notice("Editing: sending replaces this message and all after it.", theme)
         self.editing.closed.connect(self.edit_cancelled)

@@ -43,16 +43,17 @@ _PROPORTIONAL = QTextBlockFormat.LineHeightTypes.ProportionalHeight.value
 class MarkdownWriter:
     """Formats of one theme and font, and the copying itself."""
 
-    def __init__(self, theme: Theme, base: QFont) -> None:
+    def __init__(self, theme: Theme, base: QFont, ink: str = "text") -> None:
         self._theme = theme
         self._base = base
+        self._ink = ink
         self._mono = theme.mono_font(base.pointSizeF() / theme.ui_font().pointSizeF() * 0.96)
 
     # Formats.
 
     def plain(self) -> QTextCharFormat:
         form = QTextCharFormat()
-        form.setForeground(self._theme.qcolor("text"))
+        form.setForeground(self._theme.qcolor(self._ink))
         form.setFont(self._base)
         return form
 

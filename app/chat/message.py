@@ -27,7 +27,7 @@ from app.theme import Theme
 from engine.api import Snapshot
 
 # A user message is shown up to here; all of it is sent.
-SHOWN_LIMIT = 4000
+SHOWN_LIMIT = 1500
 
 
 def icon_button(theme: Theme, name: str, tip: str) -> QToolButton:
@@ -59,8 +59,8 @@ class UserMessage(QFrame):
         self.turn = turn
         self._theme = theme
         column = QVBoxLayout(self)
-        column.setContentsMargins(14, 5, 8, 11)
-        column.setSpacing(2)
+        column.setContentsMargins(14, 4, 8, 10)
+        column.setSpacing(0)
         row = QHBoxLayout()
         row.addWidget(_speaker("You"))
         row.addStretch()
@@ -205,6 +205,7 @@ class ThinkingSection(QWidget):
         column.setSpacing(4)
         self.button = QToolButton()
         self.button.setText("Thinking")
+        self.button.setObjectName("fold")
         self.button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
         self.button.setIconSize(QSize(12, 12))
         self.button.setAccessibleName("Show or hide the thinking part")
@@ -214,7 +215,7 @@ class ThinkingSection(QWidget):
         self._frame.setObjectName("thinking")
         inner = QVBoxLayout(self._frame)
         inner.setContentsMargins(12, 0, 0, 0)
-        self.body = MessageBody(theme, scale=0.94)
+        self.body = MessageBody(theme, scale=0.94, ink="dim")
         inner.addWidget(self.body)
         column.addWidget(self._frame)
         self.set_open(True)

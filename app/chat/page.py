@@ -87,7 +87,7 @@ class ChatPage(QWidget):
         self.demo_badge.setToolTip(
             "A small model trained for this console; it knows its own subject and little else."
         )
-        row.addWidget(self.demo_badge)
+        row.addWidget(self.demo_badge, 0, Qt.AlignmentFlag.AlignVCenter)
         row.addWidget(self.model_name, 1)
         return header
 

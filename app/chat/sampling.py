@@ -59,7 +59,7 @@ class SamplingButton(QToolButton):
         self.changed.emit(sampling)
 
     def _say(self) -> None:
-        self.setText(self.value.summary())
+        self.setText(f" {self.value.summary()}")
 
 
 class SamplingPopover(QFrame):

@@ -17,7 +17,7 @@ from app.chat.message import AnswerMessage, UserMessage
 from app.chat.transcript import Turn
 from app.theme import Theme
 
-COLUMN_PX = 800
+COLUMN_PX = 860
 # Older messages stay in the conversation but lose their widgets: each is a text document of its own.
 WIDGET_LIMIT = 120
 _AT_END_PX = 12
@@ -46,7 +46,7 @@ class ConversationView(QScrollArea):
         body = QWidget()
         body.setObjectName("scrollBody")
         outer = QVBoxLayout(body)
-        outer.setContentsMargins(18, 16, 14, 16)
+        outer.setContentsMargins(18, 16, 8, 16)
         column = QWidget()
         column.setMaximumWidth(COLUMN_PX)
         column.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
@@ -133,10 +133,10 @@ class EmptyState(QWidget):
         self.setObjectName("page")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         outer = QVBoxLayout(self)
-        outer.setContentsMargins(32, 16, 32, 16)
+        outer.setContentsMargins(16, 16, 16, 16)
         outer.addStretch(2)
         column = QWidget()
-        column.setMaximumWidth(470)
+        column.setFixedWidth(440)
         inner = QVBoxLayout(column)
         inner.setContentsMargins(0, 0, 0, 0)
         inner.setSpacing(9)
@@ -145,7 +145,7 @@ class EmptyState(QWidget):
         self.hint = QLabel()
         self.hint.setWordWrap(True)
         self.hint.setProperty("role", "dim")
-        self.hint.setMinimumHeight(self.hint.fontMetrics().lineSpacing() * 3)
+        self.hint.setMinimumHeight(self.hint.fontMetrics().lineSpacing() * 4)
         self.hint.setAlignment(Qt.AlignmentFlag.AlignTop)
         inner.addWidget(self.title)
         inner.addWidget(self.hint)

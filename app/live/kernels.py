@@ -111,8 +111,9 @@ class KernelModel(QAbstractTableModel):
         if way == Qt.Orientation.Horizontal:
             if role == Qt.ItemDataRole.DisplayRole:
                 return COLUMNS[section]
-            if role == Qt.ItemDataRole.TextAlignmentRole and section:
-                return int(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+            if role == Qt.ItemDataRole.TextAlignmentRole:
+                side = Qt.AlignmentFlag.AlignRight if section else Qt.AlignmentFlag.AlignLeft
+                return int(side | Qt.AlignmentFlag.AlignVCenter)
         return None
 
 
@@ -123,7 +124,7 @@ def _text(column: int, value: str | float | None) -> str:
         return NONE
     if column == 1:
         return significant(value)
-    return number(value, {2: 4, 3: 1, 4: 1, 5: 1, 6: 1}[column])
+    return number(value, {2: 3, 3: 1, 4: 1, 5: 1, 6: 1}[column])
 
 
 class KernelsPage(QWidget):
@@ -171,8 +172,8 @@ class KernelsPage(QWidget):
         header.setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
         header.setHighlightSections(False)
         wide = self.view.fontMetrics().horizontalAdvance("0")
-        for section, chars in enumerate((26, 14, 12, 13, 10, 10, 11)):
-            header.resizeSection(section, wide * chars + 12)
+        for section, chars in enumerate((24, 14, 13, 12, 10, 9, 10)):
+            header.resizeSection(section, wide * chars + 4)
         header.setStretchLastSection(False)
         self.reason = QLabel()
         self.reason.setProperty("role", "dim")

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from app.format import duration, grouped, of_bytes
 from engine.api import LoadProgress, Snapshot
 
+SILENT_AFTER_S = 3.0
+
 GLYPHS = {
     "empty": "○",
     "loading": "◔",
@@ -43,8 +45,13 @@ def now(
     progress: LoadProgress | None,
     load_rate_bps: float | None,
     prefill_tps: float | None,
+    silence_s: float = 0.0,
 ) -> Now:
     """What the engine does, from its snapshot and what the console measured."""
+    if silence_s >= SILENT_AFTER_S:
+        said = now(snapshot, progress, load_rate_bps, prefill_tps)
+        detail = f"no sign of life for {silence_s:.0f} s; Esc asks it to stop"
+        return Now("▲", f"was {said.sentence}", detail, said.share)
     glyph = GLYPHS.get(snapshot.state, "○")
     match snapshot.state:
         case "loading":

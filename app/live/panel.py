@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
 from app.bridge import Bridge
 from app.format import NONE, grouped, number, percent, significant
 from app.live.figures import Figure, Gauge, SplitBar
-from app.live.now import now
+from app.live.now import SILENT_AFTER_S, now
 from app.live.plots import CurvePlot
 from app.live.series import PARTS, PrefillRate, RoundSeries
 from app.theme import Theme
@@ -56,7 +56,7 @@ class LivePanel(QWidget):
         self.tps_plot = CurvePlot(theme, "Decode rate", "tok/s", "accent")
         self.gbps_plot = CurvePlot(theme, "Read rate", "GB/s", "accent")
         self._plots = QBoxLayout(QBoxLayout.Direction.TopToBottom)
-        self._plots.setSpacing(8)
+        self._plots.setSpacing(14)
         self._plots.addWidget(self.tps_plot, 1)
         self._plots.addWidget(self.gbps_plot, 1)
         column.addLayout(self._plots, 1)
@@ -90,22 +90,31 @@ class LivePanel(QWidget):
 
     def _add_figures(self, column: QVBoxLayout) -> None:
         theme = self._theme
-        grid = QGridLayout()
+        self._grid = grid = QGridLayout()
         grid.setHorizontalSpacing(26)
-        grid.setVerticalSpacing(7)
+        grid.setVerticalSpacing(9)
         self.decode = Figure(theme, "Decode, tok/s", widest="88 888", big=True)
         self.prefill = Figure(theme, "Prefill, tok/s", widest="888 888", big=True)
         self.per_round = Figure(theme, "Tokens a round", widest="88.88")
         self.round_ms = Figure(theme, "Round, ms", widest="8 888.8")
         self.acceptance = Figure(theme, "Acceptance", widest="100 %")
         self.read = Figure(theme, "Read, GB/s", widest="8 888.8")
-        for index, figure in enumerate(
-            (self.decode, self.prefill, self.per_round, self.round_ms, self.acceptance, self.read)
-        ):
-            grid.addWidget(figure, index // 2, index % 2)
-        for index in range(2):
-            grid.setColumnStretch(index, 1)
+        self._figures = (
+            self.decode,
+            self.prefill,
+            self.per_round,
+            self.round_ms,
+            self.acceptance,
+            self.read,
+        )
+        self._place_figures(2)
         column.addLayout(grid)
+
+    def _place_figures(self, columns: int) -> None:
+        for index, figure in enumerate(self._figures):
+            self._grid.addWidget(figure, index // columns, index % columns)
+        for index in range(len(self._figures)):
+            self._grid.setColumnStretch(index, 1 if index < columns else 0)
 
     # From the bridge.
 
@@ -141,7 +150,13 @@ class LivePanel(QWidget):
 
     def _show_now(self, snapshot: Snapshot) -> None:
         bridge = self._bridge
-        said = now(snapshot, bridge.progress, bridge.load_rate_bps, self._prefill.rate_tps)
+        said = now(
+            snapshot,
+            bridge.progress,
+            bridge.load_rate_bps,
+            self._prefill.rate_tps,
+            bridge.silence_s(),
+        )
         _say(self.sentence, f"{said.glyph}  {said.sentence}")
         _say(self.detail, said.detail)
         value = 0 if said.share is None else int(said.share * _PROGRESS_STEPS)
@@ -150,7 +165,7 @@ class LivePanel(QWidget):
 
     def _show_figures(self, snapshot: Snapshot) -> None:
         found = self.series.figures()
-        stale = self._bridge.silence_s() >= 3.0
+        stale = self._bridge.silence_s() >= SILENT_AFTER_S
         dim = snapshot.state != "writing" or stale
         roof = snapshot.model.roof_gbps if snapshot.model else None
         self.decode.set_value(number(found.decode_tps), "last 2 s", dim=dim)
@@ -160,9 +175,15 @@ class LivePanel(QWidget):
             number(rate), "now" if reading else "last prompt", dim=not reading or stale
         )
         per_round = NONE if found.tokens_per_round is None else f"{found.tokens_per_round:.2f}"
-        self.per_round.set_value(per_round, dim=dim)
-        self.round_ms.set_value(significant(found.round_ms), dim=dim)
-        self.acceptance.set_value(percent(found.acceptance_pct), dim=dim)
+        rounds = f"over {grouped(found.rounds)} rounds" if found.rounds else ""
+        self.per_round.set_value(per_round, rounds, dim=dim)
+        self.round_ms.set_value(
+            significant(found.round_ms), "mean" if found.rounds else "", dim=dim
+        )
+        drafted = ""
+        if found.drafted_per_round:
+            drafted = f"{found.accepted_per_round:.2f} of {found.drafted_per_round:.2f} drafted"
+        self.acceptance.set_value(percent(found.acceptance_pct), drafted, dim=dim)
         note = ""
         if roof:
             note = f"roof {significant(roof)}"
@@ -193,6 +214,7 @@ class LivePanel(QWidget):
         way = QBoxLayout.Direction.LeftToRight if wide else QBoxLayout.Direction.TopToBottom
         if self._plots.direction() != way:
             self._plots.setDirection(way)
+            self._place_figures(len(self._figures) if wide else 2)
 
 
 def _caption(text: str) -> QLabel:

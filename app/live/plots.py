@@ -12,7 +12,7 @@ from PySide6.QtGui import QFont, QGuiApplication
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
 from app.chat.message import icon_button
-from app.format import NONE, significant
+from app.format import significant
 from app.icons import icon
 from app.live.series import BIN_S, SPAN_S
 from app.theme import Theme
@@ -55,7 +55,7 @@ class CurvePlot(QWidget):
         self.plot.setXRange(-SPAN_S, 0, padding=0)
         self.plot.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         item = self.plot.getPlotItem()
-        item.setContentsMargins(0, 4, 6, 0)
+        item.setContentsMargins(0, 4, 16, 0)
         self._left, self._bottom = item.getAxis("left"), item.getAxis("bottom")
         self._left.setWidth(_AXIS_PX)
         self._left.enableAutoSIPrefix(False)
@@ -75,7 +75,9 @@ class CurvePlot(QWidget):
 
     def set_data(self, ages_s: np.ndarray, values: np.ndarray, roof: float | None = None) -> None:
         self._ages, self._values, self._roof = ages_s, values, roof
-        self._curve.setData(ages_s, values)
+        # One level step a bin, so that a single bin between gaps is seen too.
+        edges = np.repeat(np.append(ages_s, ages_s[-1:] + BIN_S), 2)[1:-1]
+        self._curve.setData(edges, np.repeat(values, 2))
         self._line.setVisible(roof is not None)
         if roof is not None:
             self._line.setValue(roof)
@@ -117,9 +119,7 @@ class CurvePlot(QWidget):
         if wanted > self._top or wanted < self._top / 2:
             self._top = wanted
         self.plot.setYRange(0, self._top, padding=0)
-        self._left.setTicks(
-            [[(0.0, "0"), *((v, significant(v)) for v in (self._top / 2, self._top))]]
-        )
+        self._left.setTicks([[(0.0, "0"), *((v, f"{v:g}") for v in (self._top / 2, self._top))]])
 
     def _say(self, age_s: float | None) -> None:
         known = np.nonzero(np.isfinite(self._values))[0]
@@ -129,7 +129,7 @@ class CurvePlot(QWidget):
             value = self._values[at] if 0 <= at < len(self._values) else math.nan
             text = f"{-age_s:.0f} s ago: {significant(float(value))}"
         elif not len(known):
-            text = NONE
+            text = "nothing measured yet"
         if self._roof is not None and age_s is None:
             text = f"roof {significant(self._roof)}"
         if not self._cross.isVisible() or age_s is not None:

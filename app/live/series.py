@@ -26,6 +26,8 @@ class Figures:
     tokens_per_round: float | None = None
     round_ms: float | None = None
     acceptance_pct: float | None = None
+    drafted_per_round: float = 0.0
+    accepted_per_round: float = 0.0
     read_gbps: float | None = None
     parts_ms: tuple[float, ...] | None = None
     rounds: int = 0
@@ -38,13 +40,16 @@ def figures(rows: np.ndarray) -> Figures:
     total_ms = float(rows["round_ms"].sum(dtype=np.float64))
     tokens = int(rows["committed_tokens"].sum())
     drafted = int(rows["drafted_tokens"].sum())
+    accepted = int(rows["accepted_tokens"].sum())
     count = len(rows)
     named = [float(rows[f"{part}_ms"].mean(dtype=np.float64)) for part in PARTS[:-1]]
     return Figures(
         decode_tps=tokens / total_ms * 1e3 if total_ms > 0 else None,
         tokens_per_round=tokens / count,
         round_ms=total_ms / count,
-        acceptance_pct=100 * int(rows["accepted_tokens"].sum()) / drafted if drafted else None,
+        acceptance_pct=100 * accepted / drafted if drafted else None,
+        drafted_per_round=drafted / count,
+        accepted_per_round=accepted / count,
         read_gbps=int(rows["bytes_read"].sum()) / total_ms / 1e6 if total_ms > 0 else None,
         parts_ms=(*named, max(0.0, total_ms / count - sum(named))),
         rounds=count,

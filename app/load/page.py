@@ -64,8 +64,6 @@ class ModelPage(QWidget):
         self.recent = QListWidget()
         self.recent.setAccessibleName("Recent model folders")
         self.recent.setUniformItemSizes(True)
-        self.recent.setMinimumHeight(120)
-        self.recent.setMaximumHeight(230)
         self.recent.itemActivated.connect(self._open_recent)
         column.addWidget(self.recent)
         self._no_recent = QLabel(
@@ -211,5 +209,6 @@ class ModelPage(QWidget):
         folders = self._settings.recent_models
         self.recent.clear()
         self.recent.addItems(folders)
+        self.recent.setFixedHeight(len(folders) * max(self.recent.sizeHintForRow(0), 24) + 4)
         self.recent.setVisible(bool(folders))
         self._no_recent.setVisible(not folders)
