@@ -226,7 +226,9 @@ def _values(random: np.random.Generator, entry: Entry) -> np.ndarray:
     words = random.integers(0, 1 << 64, -(-blocks * size // 8), dtype=np.uint64)
     data = words.view(np.uint8)[: blocks * size].reshape(blocks, size)
     if entry.kind == "BF16":
-        values = random.uniform(-1, 1, blocks).astype(np.float32) * (entry.deviation * 3**0.5)
+        values = random.random(blocks, np.float32)
+        values -= np.float32(0.5)
+        values *= np.float32(entry.deviation * 12**0.5)
         data = (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
     elif entry.kind == "NVFP4":
         data[:, :4] = 0x30 + (data[:, :4] & 0x0F)  # positive E4M3 scales of 0.5 to 1.875

@@ -81,7 +81,6 @@ def load(specification: Specification) -> LoadedPeer:
     untied = config.vocab_size * config.hidden_size if config.tied else 0
     require_memory(2 * (config.parameters + untied), "transformers with BF16 weights")
     torch.set_num_threads(specification.threads)
-    torch.set_num_interop_threads(1)
     model, hf_config = _build(config)
     if specification.variant == "INT4":
         _pack_linears(model)
