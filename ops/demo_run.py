@@ -61,7 +61,7 @@ def write_rounds(path: Path, rounds: np.ndarray) -> None:
         writer = csv.writer(file)
         writer.writerow(["schema_version", *names])
         for row in rounds:
-            values = {name: row[name].item() for name in names}
+            values = {name: str(row[name]) for name in names}  # the shortest digits that round-trip
             values["drafter"] = DRAFTERS[int(row["drafter"])]
             writer.writerow([SCHEMA_VERSION, *values.values()])
 

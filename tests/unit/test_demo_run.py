@@ -27,7 +27,7 @@ def play(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
 
 def test_rounds_are_written_as_they_were_recorded(tmp_path: Path) -> None:
     ring = RoundRing(8)
-    ring.append(committed_tokens=4, drafter=DRAFTERS.index("mtp"), round_ms=0.5, bytes_read=1 << 40)
+    ring.append(committed_tokens=4, drafter=DRAFTERS.index("mtp"), round_ms=0.1, bytes_read=1 << 40)
     ring.append(end_s=1234.5678901234, committed_tokens=1)
     path = tmp_path / "rounds.csv"
     demo_run.write_rounds(path, ring.since(0)[0])
@@ -36,7 +36,7 @@ def test_rounds_are_written_as_they_were_recorded(tmp_path: Path) -> None:
     assert list(first) == ["schema_version", *(ROUND_DTYPE.names or ())]
     assert (first["drafter"], first["round_ms"], first["bytes_read"]) == (
         "mtp",
-        "0.5",
+        "0.1",
         str(1 << 40),
     )
     assert (second["drafter"], float(second["end_s"])) == ("none", 1234.5678901234)
