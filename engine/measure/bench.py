@@ -90,6 +90,7 @@ def run_bench(
             seconds=time.monotonic() - start,
             roof_samples_gbps=tuple(run.roof_gbps),
             peak_samples_gflops=tuple(run.peak_gflops),
+            barrier_samples_ns=tuple(run.barrier_ns),
             peer_versions={c.label: c.version for c in contenders if c.label},
             machine=machine,
             notices=(*notices, *run.notices),
@@ -121,6 +122,7 @@ class _Run:
         self.repetitions = 0
         self.roof_gbps: list[float] = []
         self.peak_gflops: list[float] = []
+        self.barrier_ns: list[float] = []
         self.notices: list[str] = []
 
     def measure(self) -> None:
@@ -133,6 +135,7 @@ class _Run:
                 self._stop_if_cancelled()
                 self.roof_gbps.append(self._probes.read_gbps())
                 self.peak_gflops.append(self._probes.dot_gflops())
+                self.barrier_ns.append(self._probes.barrier_ns())
             measured = [self._visit(contender) for contender in tuple(self._contenders)]
             used_s = time.monotonic() - start
             complete = self.repetitions >= self._request.turns

@@ -105,6 +105,7 @@ class BenchReport:
     seconds: float
     roof_samples_gbps: tuple[float, ...]
     peak_samples_gflops: tuple[float, ...]
+    barrier_samples_ns: tuple[float, ...]
     peer_versions: dict[str, str]
     machine: dict[str, Any]
     notices: tuple[str, ...]

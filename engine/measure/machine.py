@@ -100,11 +100,6 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def last_level_cache_bytes() -> int | None:
-    """Size of the largest cache a core sees."""
-    return max((cache["bytes"] for cache in _caches()), default=None)
-
-
 def _caches() -> list[dict[str, Any]]:
     """Level, kind, bytes and number of sharing processors of each cache of the first processor."""
     found = []

@@ -81,6 +81,10 @@ class FixedProbes:
         self._log.append("dot")
         return 100.0
 
+    def barrier_ns(self) -> float:
+        self._log.append("barrier")
+        return 150.0
+
 
 class InstantBackend:
     """Computes nothing, keeps a length, and logs its passes."""
@@ -202,6 +206,7 @@ def test_the_json_row_has_the_agreed_keys(shape: Shape) -> None:
     )
     assert set(agreed.split()) <= set(values["rows"][0])
     assert values["machine"] == {"cpu_model": "a"}
+    assert values["barrier_samples_ns"] == [150.0] * 5
     assert "samples_ms" not in values["rows"][0]
     assert report.to_json(samples=True)["rows"][0]["samples_ms"]
 
@@ -214,8 +219,8 @@ def test_probes_alternate_with_every_case(shape: Shape) -> None:
     assert log.pop() == "close"
     for start, end in zip(repetitions, [*repetitions[1:], len(log)], strict=True):
         turn = log[start:end]
-        assert turn[1] == "dot"
-        order = list(dict.fromkeys(entry for entry in turn[2:] if entry != "prefill 32"))
+        assert turn[1:3] == ["dot", "barrier"]
+        order = list(dict.fromkeys(entry for entry in turn[3:] if entry != "prefill 32"))
         assert order == ["verify 1", "verify 4", "prefill 16"]
 
 
