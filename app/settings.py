@@ -74,6 +74,8 @@ class Settings:
             stored = json.loads(self._text("sampling", "{}"))
         except ValueError:
             stored = {}
+        if not isinstance(stored, dict):
+            stored = {}
         default = Sampling()
         known = {}
         for field in fields(Sampling):

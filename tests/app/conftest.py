@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -33,23 +32,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_leaks() -> Iterator[None]:
+    """Fails a test that leaves a thread (the scripted engine's is a daemon), a window or a timer behind."""
     before = set(threading.enumerate())
     yield
-    if QApplication.instance() is None:
+    app = QApplication.instance()
+    if app is None:
         return
     QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
     left = [thread.name for thread in threading.enumerate() if thread not in before]
     assert not left, f"threads left running: {left}"
-    gc.collect()
-    timers = [found for found in gc.get_objects() if type(found) is QTimer]
-    running = [timer.parent() for timer in timers if _alive(timer) and timer.isActive()]
+    shown = [widget for widget in app.topLevelWidgets() if widget.isVisible()]
+    assert not shown, f"windows left open: {shown}"
+    owners = [app, *app.topLevelWidgets()]
+    running = [t.parent() for owner in owners for t in owner.findChildren(QTimer) if t.isActive()]
     assert not running, f"timers left running, of {running}"
-
-
-def _alive(timer: QTimer) -> bool:
-    from shiboken6 import isValid
-
-    return isValid(timer)
 
 
 @pytest.fixture
@@ -83,7 +79,7 @@ class Console:
     def chat(self):
         return self.window.chat
 
-    def wait(self, condition: Callable[[], bool], timeout_ms: int = 8000) -> None:
+    def wait(self, condition: Callable[[], bool], timeout_ms: int = 30_000) -> None:
         self._qtbot.waitUntil(condition, timeout=timeout_ms)
 
     def wait_idle(self) -> None:
@@ -106,7 +102,11 @@ class Console:
 
     def close(self) -> None:
         self.window.close()
+        assert not self.bridge.findChildren(QTimer)[0].isActive(), (
+            "the pull goes on after the close"
+        )
         self.window.deleteLater()
+        self.bridge.deleteLater()
 
 
 @pytest.fixture

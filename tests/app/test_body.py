@@ -20,8 +20,8 @@ HOSTILE = (
     "<img src=\"http://example.invalid/x.png\">\n\n<iframe src='x'></iframe>\n"
 )
 PIECES = st.sampled_from(
-    ["**bold** ", "`code` ", "word ", "\n\n", "\n", "- item\n", "1. one\n", "```py\nx = 1\n```\n", "# head\n"]
-    + ["| a | b |\n|--|--|\n| 1 | 2 |\n\n", "> quote\n\n", "---\n\n", "```\n", "مرحبا ", "[x] ", "*", "🌊"]
+    ["**bold** ", "`code` ", "word ", "\n\n", "\n", "- item\n", "1. one\n", "```py\nx = 1\n```\n", "# head\n",
+     "| a | b |\n|--|--|\n| 1 | 2 |\n\n", "> quote\n\n", "---\n\n", "```\n", "مرحبا ", "[x] ", "*", "🌊"]
 )  # fmt: skip
 
 
@@ -79,7 +79,10 @@ def test_html_images_and_files_are_inert(body: MessageBody, monkeypatch) -> None
     assert "<b>bold</b>" in body.toPlainText()
     assert "[pic: http://example.invalid/?q=secret, not loaded]" in body.toPlainText()
     assert asked == [], "nothing was even asked for"
-    assert body.loadResource(QTextDocument.ResourceType.ImageResource, QUrl("file:///etc/passwd")) is None
+    assert (
+        body.loadResource(QTextDocument.ResourceType.ImageResource, QUrl("file:///etc/passwd"))
+        is None
+    )
     assert "<img" not in body.toHtml()
 
 
@@ -101,7 +104,7 @@ def test_code_is_copied_as_it_was_written(body: MessageBody) -> None:
 
 
 def test_direction_is_per_paragraph_and_code_is_left_to_right(body: MessageBody) -> None:
-    body.set_source("مرحبا (test) 123\n\nhello\n\n```\nשלום = 1\n```\n")
+    body.set_source("مرحبا (test) 123\n\nhello\n\n```\nعين = 1\n```\n")
     ways = {}
     block = body.document().begin()
     while block.isValid():
@@ -109,10 +112,12 @@ def test_direction_is_per_paragraph_and_code_is_left_to_right(body: MessageBody)
         block = block.next()
     assert ways["مرحبا (test) 123"] == Qt.LayoutDirection.RightToLeft
     assert ways["hello"] == Qt.LayoutDirection.LeftToRight
-    assert ways["שלום = 1"] == Qt.LayoutDirection.LeftToRight
+    assert ways["عين = 1"] == Qt.LayoutDirection.LeftToRight
 
 
-@pytest.mark.parametrize("text", ["a\x00b", "\ud800 lone", "👩‍👩‍👧 🏖️ é 漢", "\u202eabc", "\ufdd0\ufffc"])
+@pytest.mark.parametrize(
+    "text", ["a\x00b", "\ud800 lone", "👩‍👩‍👧 🏖️ é 漢", "\u202eabc", "\ufdd0\ufffc"]
+)
 def test_odd_characters_are_shown(body: MessageBody, text: str) -> None:
     for char in text:
         body.feed(char)

@@ -11,8 +11,8 @@ from app.chat import markdown_stream
 from app.chat.markdown_stream import Block, CodeEnd, CodeStart, CodeText, MarkdownStream, Op
 
 PIECES = st.sampled_from(
-    ["\n", "\n\n", "- a", "1. b", "2. c", "  more", "```", "```py", "~~~", "# h", "---", "***", "text "]
-    + ["word", "| a | b |", "> q", "\r", "\r\n", "\x00", "\u2029", "x" * 30, " ", "\t", "`", "    ", "\ud800"]
+    ["\n", "\n\n", "- a", "1. b", "2. c", "  more", "```", "```py", "~~~", "# h", "---", "***", "text ",
+     "word", "| a | b |", "> q", "\r", "\r\n", "\x00", "\u2029", "x" * 30, " ", "\t", "`", "    ", "\ud800"]
 )  # fmt: skip
 
 

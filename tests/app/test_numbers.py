@@ -23,7 +23,14 @@ SNAPSHOT = Snapshot("ready", 1.0, 1, 3000, 1024, 212, False, 500, 4096, 10**9, N
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, "—"), (float("nan"), "—"), (0.913, "0.913"), (9.13, "9.13"), (91.34, "91.3"), (9130.4, "9 130")],
+    [
+        (None, "—"),
+        (float("nan"), "—"),
+        (0.913, "0.913"),
+        (9.13, "9.13"),
+        (91.34, "91.3"),
+        (9130.4, "9 130"),
+    ],
 )
 def test_significant(value: float | None, text: str) -> None:
     assert fmt.significant(value) == text.replace(" ", fmt.SPACE)
@@ -50,7 +57,11 @@ def test_readout() -> None:
 
 @pytest.mark.parametrize(
     ("reason", "words"),
-    [("length", "token limit reached"), ("context", "the context is full"), ("cancelled", "by you")],
+    [
+        ("length", "token limit reached"),
+        ("context", "the context is full"),
+        ("cancelled", "by you"),
+    ],
 )
 def test_every_ending_has_words(reason: str, words: str) -> None:
     assert readout(replace(DONE, finish_reason=reason)).endswith(f"stopped: {words}")
@@ -70,7 +81,10 @@ def test_the_now_sentence() -> None:
     assert reading.detail.replace(fmt.SPACE, " ") == "1 024 of 3 000 tok (34 %) · 2.0 s left"
     assert reading.share == pytest.approx(1024 / 3000)
     loading = now(
-        replace(SNAPSHOT, state="loading"), LoadProgress("reading weights", 10**9, 4 * 10**9), 5e8, None
+        replace(SNAPSHOT, state="loading"),
+        LoadProgress("reading weights", 10**9, 4 * 10**9),
+        5e8,
+        None,
     )
     assert loading.detail == "1.00 of 4.00 GB · 0.50 GB/s · 6.0 s left"
     thinking = now(replace(SNAPSHOT, state="writing", thinking=True), None, None, None)

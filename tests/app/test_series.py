@@ -21,8 +21,12 @@ def _rows(ends_s, round_ms, tokens=3, drafted=4, accepted=2, read=10**9) -> np.n
 
 def test_a_rate_is_sum_over_sum() -> None:
     found = figures(_rows([1.0, 1.1], [10.0, 30.0], tokens=[1, 3]))
-    assert found.decode_tps == pytest.approx(100.0)  # a mean of rates would say the same only by luck
-    assert figures(_rows([1.0, 1.1], [10.0, 30.0], tokens=[3, 1])).decode_tps == pytest.approx(100.0)
+    assert found.decode_tps == pytest.approx(
+        100.0
+    )  # a mean of rates would say the same only by luck
+    assert figures(_rows([1.0, 1.1], [10.0, 30.0], tokens=[3, 1])).decode_tps == pytest.approx(
+        100.0
+    )
     assert found.tokens_per_round == 2.0
     assert found.round_ms == pytest.approx(20.0)
     assert found.acceptance_pct == pytest.approx(50.0)

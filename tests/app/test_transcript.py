@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from app.chat.transcript import ThinkingSplit, Transcript, clean
 from engine.api import ErrorReport, Generation, Message
 
-DONE = Generation("text", "why", (), 5, 0, "stop", 2, 6, 3, 2.0, 50.0, 9.0, 1e3, 1e2, 8.0, None, None, None)
+DONE = Generation(
+    "text", "why", (), 5, 0, "stop", 2, 6, 3, 2.0, 50.0, 9.0, 1e3, 1e2, 8.0, None, None, None
+)
 REPORT = ErrorReport("title", "cause", "kept", "next")
 
 
@@ -37,7 +39,9 @@ def test_thinking_is_parted(raw: str, thinking: str, answer: str) -> None:
     assert _split(list(raw)) == (thinking, answer)
 
 
-@given(st.lists(st.sampled_from(["<think>", "</think>", "<", "/think>", "a", "\n", " "]), max_size=12))
+@given(
+    st.lists(st.sampled_from(["<think>", "</think>", "<", "/think>", "a", "\n", " "]), max_size=12)
+)
 def test_thinking_does_not_depend_on_chunks(parts: list[str]) -> None:
     raw = "".join(parts)
     assert _split(parts) == _split([raw]) == _split(list(raw))
@@ -58,7 +62,10 @@ def test_streamed_text_then_the_final_word_of_the_engine() -> None:
     assert turn is transcript.turns[-1]
     assert (turn.text, turn.reasoning, turn.status) == ("text", "why", "done")
     assert transcript.open_turn is None
-    assert transcript.messages() == (Message("user", "question"), Message("assistant", "text", "why"))
+    assert transcript.messages() == (
+        Message("user", "question"),
+        Message("assistant", "text", "why"),
+    )
 
 
 def test_a_failure_keeps_the_text() -> None:

@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The window on the scripted engine: every flow an operator goes through."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
+from PySide6.QtGui import QDropEvent, QGuiApplication
+from PySide6.QtWidgets import QMessageBox
+
+from app.chat.composer import PASTE_LIMIT
+from engine.api import Message
+from engine.fake_script import SCRIPTS, THOUGHT, Script
+
+FAST = Script(answer="A short **answer**.\n", round_ms=3.0)
+LONG = Script(repeat=30, round_ms=8.0)
+
+
+def test_a_question_is_answered(console) -> None:
+    one = console(FAST)
+    one.ask("hello")
+    assert one.engine.requests[-1].messages == (Message("user", "hello"),)
+    assert one.answer.body.toPlainText() == "A short answer."
+    assert one.answer.figures.text().endswith("stopped: end of answer")
+    assert one.answer.strip.count == one.engine.ring.count > 0
+    assert one.chat.composer.text() == ""
+    one.ask("and again")
+    assert [m.role for m in one.engine.requests[-1].messages] == ["user", "assistant", "user"]
+
+
+def test_stop_ends_the_answer_and_keeps_its_text(console) -> None:
+    one = console(LONG)
+    one.ask("go", wait=False)
+    one.wait(lambda: bool(one.chat.transcript.turns[-1].text))
+    begin = time.monotonic()
+    one.window.actions_by_name["stop"].trigger()
+    one.wait_idle()
+    assert time.monotonic() - begin < 1.0
+    assert "stopped: by you" in one.answer.figures.text()
+    assert one.answer.body.toPlainText().strip()
+
+
+def test_stop_works_while_the_prompt_is_read(console) -> None:
+    one = console("slow-prefill")
+    one.ask("word " * 400, wait=False)
+    one.wait(lambda: "reading the prompt" in one.answer.figures.text())
+    assert "%" in one.answer.figures.text()
+    one.window.stop()
+    one.wait_idle()
+    assert "by you" in one.answer.figures.text()
+    assert one.engine.ring.count == 0
+
+
+def test_regenerate_asks_the_same_question(console) -> None:
+    one = console(FAST)
+    one.ask("hello")
+    one.window.regenerate()
+    one.wait_idle()
+    first, second = one.engine.requests
+    assert second.messages == first.messages
+    assert len(one.chat.view.messages) == len(one.chat.transcript.turns) == 2
+
+
+def test_edit_and_send_again_drops_what_came_after(console) -> None:
+    one = console(FAST)
+    one.ask("first")
+    one.ask("second")
+    one.chat.view.messages[0].edit_button.click()
+    assert one.chat.composer.text() == "first"
+    assert not one.chat.composer.editing.isHidden()
+    one.chat.composer.set_text("better")
+    one.chat.send()
+    one.wait_idle()
+    assert [t.text for t in one.chat.transcript.turns if t.role == "user"] == ["better"]
+    assert len(one.chat.view.messages) == 2
+    assert one.chat.composer.editing.isHidden()
+
+
+def test_an_edit_can_be_given_up(console) -> None:
+    one = console(FAST)
+    one.ask("first")
+    one.chat.view.messages[0].edit_button.click()
+    one.chat.composer.editing.close_button.click()
+    assert one.chat.composer.text() == ""
+    assert len(one.chat.transcript.turns) == 2
+
+
+def test_new_chat_while_writing(console) -> None:
+    one = console(LONG)
+    one.ask("go", wait=False)
+    one.wait(lambda: one.engine.ring.count > 3)
+    one.window.new_chat()
+    assert one.chat.view.messages == []
+    one.wait_idle()
+    assert one.chat.transcript.turns == []
+    one.ask("fresh", wait=False)
+    assert one.engine.requests[-1].messages == (Message("user", "fresh"),)
+
+
+def test_copy_buttons(console) -> None:
+    one = console(FAST)
+    one.ask("hello")
+    one.answer.copy_button.click()
+    assert QGuiApplication.clipboard().text() == "A short **answer**.\n"
+    one.chat.view.messages[0].copy_button.click()
+    assert QGuiApplication.clipboard().text() == "hello"
+
+
+def test_thinking_folds_once_the_answer_starts(console) -> None:
+    one = console(replace(SCRIPTS["thinking"], round_ms=5.0))
+    assert one.chat.composer.thinking.isVisibleTo(one.chat.composer)
+    one.ask("why", wait=False)
+    one.wait(lambda: bool(one.answer.thinking.body.source))
+    assert one.answer.thinking.is_open
+    one.wait_idle()
+    assert not one.answer.thinking.is_open
+    assert one.chat.transcript.turns[-1].reasoning == THOUGHT
+    assert "memory traffic" not in one.answer.body.toPlainText()
+    one.answer.thinking.button.click()
+    assert one.answer.thinking.is_open
+    one.chat.composer.thinking.setChecked(False)
+    one.ask("again")
+    assert one.engine.requests[-1].thinking is False
+    assert one.answer.thinking.isHidden()
+
+
+def test_a_model_without_thinking_has_no_switch(console) -> None:
+    one = console(FAST)
+    assert one.chat.composer.thinking.isHidden()
+    one.ask("hello")
+    assert one.engine.requests[-1].thinking is None
+
+
+def test_sampling_reaches_the_engine_and_is_remembered(console) -> None:
+    one = console(FAST)
+    popover = one.chat.composer.sampling.popover
+    popover.temperature.setValue(0.7)
+    popover.seed.setValue(11)
+    popover.max_tokens.setValue(5)
+    popover.speculate.setChecked(False)
+    one.ask("hello")
+    asked = one.engine.requests[-1]
+    assert (asked.temperature, asked.seed, asked.max_tokens, asked.speculate) == (0.7, 11, 5, False)
+    assert "token limit reached" in one.answer.figures.text()
+    assert "no speculation" in one.answer.figures.text()
+    assert one.settings.sampling.seed == 11
+    assert "T 0.70" in one.chat.composer.sampling.text()
+
+
+def test_an_error_shows_its_card_and_keeps_the_text(console) -> None:
+    one = console("error")
+    one.ask("hello")
+    card = one.answer.error_card
+    assert card.report.title == "The model produced invalid numbers"
+    assert one.answer.body.toPlainText().strip()
+    card.copy_button.click()
+    report = QGuiApplication.clipboard().text()
+    assert "Layer 5 (gated_delta) produced a NaN." in report
+    assert "PySide6" in report
+    assert "hello" not in report, "the conversation is not part of a report"
+    one.answer.retry_button.click()
+    one.wait_idle()
+    assert len(one.engine.requests) == 2
+
+
+def test_a_prompt_that_does_not_fit_is_refused_with_its_numbers(console) -> None:
+    one = console(FAST)
+    one.ask("x" * 40_000)
+    assert "10008 tokens; the context holds 8192" in one.answer.error_card.report.cause
+
+
+def test_a_failed_load_keeps_the_model(console) -> None:
+    one = console(replace(SCRIPTS["load-failure"], fail_loads_after=1))
+    one.load("models/broken")
+    page = one.window.model_page
+    assert one.window.page == "model"
+    assert page.error_card.report.title == "This folder cannot be opened"
+    assert one.bridge.model.path == "models/first"
+    one.window.show_chat()
+    one.ask("still there?", wait=False)
+    one.wait(lambda: one.engine.ring.count > 0)
+    page.error_card.close_button.click()
+    assert page.error_card is None
+
+
+def test_load_progress_and_cancel(console) -> None:
+    one = console(replace(SCRIPTS["slow-load"], load_s=30.0), load=False)
+    one.window.model_page.open("models/large")
+    page = one.window.model_page
+    one.wait(lambda: one.bridge.load_rate_bps is not None and page.bar.value() > 0)
+    assert " of 17.20 GB" in page.loading_detail.text()
+    assert "GB/s" in page.loading_detail.text()
+    assert not page.loading.isHidden()
+    page.cancel_button.click()
+    one.wait_idle()
+    assert page.loading.isHidden()
+    assert page.error_card.report.title == "Cancelled"
+    assert one.bridge.snapshot.state == "empty"
+
+
+def test_the_card_says_everything(console) -> None:
+    one = console(Script(demo=True))
+    texts = one.window.model_page.card.texts
+    assert texts["Folder"] == "models/first"
+    assert texts["Speculation"] == "MTP, depth 3"
+    assert "GB/s, measured here" in texts["Read roof"]
+    assert one.window.windowTitle().startswith("Rondo · demo model · BF16")
+    assert one.chat.demo_badge.isVisibleTo(one.chat)
+
+
+def test_recent_folders(console) -> None:
+    one = console(FAST)
+    one.load("models/second")
+    assert one.settings.recent_models == ["models/second", "models/first"]
+    page = one.window.model_page
+    page.recent.itemActivated.emit(page.recent.item(1))
+    one.wait(lambda: one.bridge.model.path == "models/first")
+
+
+def test_a_dropped_folder_is_opened(console, tmp_path) -> None:
+    one = console(FAST)
+    data = QMimeData()
+    data.setUrls([QUrl.fromLocalFile(str(tmp_path))])
+    copy, left, none = Qt.DropAction.CopyAction, Qt.MouseButton.LeftButton, Qt.KeyboardModifier(0)
+    one.window.dropEvent(QDropEvent(QPointF(QPoint(5, 5)), copy, data, left, none))
+    one.wait(lambda: one.bridge.model.path == str(tmp_path))
+
+
+def test_examples_of_the_demo_model_are_asked_by_a_click(console) -> None:
+    one = console(Script(demo=True, answer="Because.", round_ms=3.0))
+    one.wait(lambda: one.chat.empty.examples[0].isEnabled())
+    one.chat.empty.examples[0].click()
+    one.wait_idle()
+    assert one.engine.requests[-1].messages[0].content == one.chat.empty.examples[0].text()
+
+
+@pytest.mark.parametrize("script", ["slow-prefill", LONG, "stall"])
+def test_closing_during_an_answer_ends_in_time(console, script) -> None:
+    one = console(script)
+    one.ask("word " * 300, wait=False)
+    one.wait(lambda: one.bridge.snapshot.state in ("prefilling", "writing"))
+    engine, begin = one.engine, time.monotonic()
+    one.window.close()
+    assert time.monotonic() - begin < 2.0
+    assert engine.snapshot().state == "closed"
+
+
+def test_closing_during_a_load_ends_in_time(console) -> None:
+    one = console(replace(SCRIPTS["slow-load"], load_s=30.0), load=False)
+    one.bridge.load("models/large")
+    one.wait(lambda: one.bridge.snapshot.state == "loading")
+    engine, begin = one.engine, time.monotonic()
+    one.window.close()
+    assert time.monotonic() - begin < 2.0
+    assert engine.snapshot().state == "closed"
+
+
+def test_closing_before_the_engine_started(console, qtbot, theme, settings) -> None:
+    from app.bridge import Bridge
+    from app.window import Window
+
+    window = Window(Bridge(lambda: None), theme, settings)
+    window.show()
+    assert window.close()
+    window.deleteLater()
+
+
+def test_a_megabyte_can_be_pasted_and_sent(console) -> None:
+    one = console(FAST)
+    data = QMimeData()
+    data.setText("y" * 1_000_000)
+    begin = time.process_time()
+    one.chat.composer.field.insertFromMimeData(data)
+    assert time.process_time() - begin < 0.5
+    assert "1 000 000 characters" in one.chat.composer.attachment.text().replace("\u202f", " ")
+    one.chat.composer.field.setPlainText("Sum this up:")
+    begin = time.process_time()
+    one.chat.send()
+    assert time.process_time() - begin < 1.5
+    sent = one.engine.requests[-1].messages[0].content
+    assert sent == "Sum this up:\n\n" + "y" * 1_000_000
+    assert len(one.chat.view.messages[0].body.toPlainText()) < 3000
+    assert one.chat.composer.attachment.isHidden()
+
+
+def test_a_paste_beyond_every_limit_says_so(console) -> None:
+    one = console(FAST)
+    one.chat.composer.attach("z" * 4_000_001)
+    assert one.chat.composer.attachment.text().startswith("Not added")
+    assert one.chat.composer.text() == ""
+    assert len("z" * (PASTE_LIMIT + 1)) > PASTE_LIMIT
+
+
+@pytest.mark.parametrize("text", ["a\x00b", "\ud800", "👩‍👩‍👧 🌊", "مرحبا (x) 1"])
+def test_odd_questions_are_sent_clean(console, text: str) -> None:
+    one = console(FAST)
+    one.ask(text)
+    one.engine.requests[-1].messages[0].content.encode("utf-8")
+    assert one.answer.body.toPlainText() == "A short answer."
+
+
+def test_links_ask_first_and_files_are_never_opened(console, monkeypatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(
+        "app.chat.page.QDesktopServices.openUrl", lambda url: opened.append(url.toString())
+    )
+    one = console(FAST)
+    one.chat.confirm_link("https://example.invalid/a?b")
+    box = one.chat._link_box
+    assert box.informativeText() == "https://example.invalid/a?b"
+    assert opened == []
+    next(b for b in box.buttons() if b.text() == "Open").click()
+    assert opened == ["https://example.invalid/a?b"]
+    one.chat.confirm_link("file:///etc/passwd")
+    box = one.chat._link_box
+    assert [box.buttonRole(b) for b in box.buttons()] == [QMessageBox.ButtonRole.RejectRole]
+    box.close()
+    assert opened == ["https://example.invalid/a?b"]
+
+
+def test_scrolling_away_stops_following(console) -> None:
+    one = console(LONG)
+    one.ask("go", wait=False)
+    bar = one.chat.view.verticalScrollBar()
+    one.wait(lambda: bar.maximum() > 200)
+    assert bar.value() == bar.maximum()
+    bar.setValue(20)
+    high = bar.maximum()
+    one.wait(lambda: bar.maximum() > high + 60)
+    assert bar.value() == 20
+    one.chat.view.follow()
+    assert one.chat.view.is_following
+
+
+def test_silence_is_said(console, monkeypatch) -> None:
+    one = console(Script(stall_after_rounds=2, stall_s=20.0, round_ms=3.0))
+    one.ask("go", wait=False)
+    one.wait(lambda: one.engine.ring.count == 2)
+    status = one.window.statusBar()
+    status.refresh()
+    assert status.freshness.text().startswith("display")
+    real = time.monotonic
+    for later_s, level in ((4.0, 1), (12.0, 2)):
+        monkeypatch.setattr("app.bridge.time.monotonic", lambda later_s=later_s: real() + later_s)
+        status.refresh()
+        assert status.silence_level == level
+        assert "no sign of life" in status.freshness.text()
+    monkeypatch.undo()
+
+
+def test_the_kernel_table(console, qtmodeltester) -> None:
+    one = console(FAST)
+    page = one.window.kernels
+    one.window.show_kernels()
+    assert "No round has run" in page.reason.text()
+    one.window.show_chat()
+    one.ask("hello")
+    one.window.show_kernels()
+    assert page.model.rowCount() == 4
+    qtmodeltester.check(page.model)
+    page.copy_button.click()
+    lines = QGuiApplication.clipboard().text().splitlines()
+    assert lines[0].split("\t")[:3] == ["operation", "calls_per_round", "ms_per_round"]
+    shares = [float(line.split("\t")[4]) for line in lines[1:]]
+    assert sum(shares) == pytest.approx(100.0, abs=0.1)
+    page.reset_button.click()
+    assert page.model.rowCount() == 0
+
+
+def test_plot_data_can_be_copied(console) -> None:
+    one = console(Script(round_ms=6.0, repeat=2))
+    one.ask("hello")
+    live = one.window.live
+    live._show_plots(time.monotonic() + 1.0)
+    live.gbps_plot.copy_button.click()
+    lines = QGuiApplication.clipboard().text().splitlines()
+    assert lines[0] == "age_s\tread_rate (GB/s)\troof"
+    assert len(lines) > 1
+    assert float(lines[1].split("\t")[2]) == 41.0
