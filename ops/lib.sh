@@ -131,9 +131,10 @@ install_environment() {
     # What an interrupted start left, or an environment whose Python went away.
     : >"$VENV/rondo.made"
     rm -rf "${VENV:?}/bin" "${VENV:?}/lib" "${VENV:?}/lib64" "${VENV:?}/include" "$VENV/pyvenv.cfg"
-    "$python" -m venv "$VENV" || fail "The virtual environment could not be made with $python."
+    "$python" -m venv "$VENV" 2>"$LOG" \
+      || fail "The virtual environment could not be made with $python." "Details: $LOG"
   fi
-  rm -f "$LOG" "$VENV"/rondo.stamp*
+  rm -f "$LOG" "$VENV"/rondo.stamp* "$VENV"/rondo.qt-* # PySide6 may change, and with it what it needs
   # Older ones cannot install an editable project by pyproject.toml alone; a failure shows below.
   "$VENV/bin/python" -c 'import sys, pip; sys.exit(int(pip.__version__.split(".")[0]) < 22)' \
     || env -u PYTHONPATH "$VENV/bin/python" -m pip install --quiet --no-input --upgrade pip >&2 || true

@@ -257,6 +257,22 @@ def test_a_clone_that_cannot_be_written_gets_its_environment_elsewhere(
     assert done.stdout.strip() == str(clone / "x y")
 
 
+def test_a_clone_that_cannot_be_written_is_not_installed_into(
+    clone: Path, tools: Path, tmp_path: Path
+) -> None:
+    python_stand_in(tools, "python3")
+    (tools / "cp").symlink_to(shutil.which("cp") or "")
+    calls = tmp_path / "calls"
+    script = """is_writable() { [ "$1" != "$ROOT" ]; }
+requirements() { printf '%s\\n' 'one>=1; python_version < "4"' "two[$1]"; }
+ensure_environment dev; echo "$VENV" """
+    done = run(clone, tools, script, CALLS=str(calls))
+    assert done.returncode == 0, done.stderr
+    assert calls.read_text().splitlines()[-1].endswith('one>=1; python_version < "4" two[dev]')
+    assert "--editable" not in calls.read_text()
+    assert sorted(path.name for path in clone.iterdir()) == ["ops", "pyproject.toml"]
+
+
 def test_the_requirements_are_those_of_the_project(clone: Path, tools: Path) -> None:
     venv = clone / "env" / "bin"
     venv.mkdir(parents=True)
