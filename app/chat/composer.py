@@ -111,6 +111,7 @@ class Composer(QWidget):
 
     def set_text(self, text: str) -> None:
         """Fill the field; a text too long to show is kept beside it."""
+        text = clean(text)
         self._drop_attachment()
         self.field.clear()
         if len(text) > PASTE_LIMIT:

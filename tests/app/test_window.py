@@ -139,11 +139,11 @@ def test_sampling_reaches_the_engine_and_is_remembered(console) -> None:
     popover = one.chat.composer.sampling.popover
     popover.temperature.setValue(0.7)
     popover.seed.setValue(11)
-    popover.max_tokens.setValue(5)
+    popover.max_tokens.setValue(3)
     popover.speculate.setChecked(False)
     one.ask("hello")
     asked = one.engine.requests[-1]
-    assert (asked.temperature, asked.seed, asked.max_tokens, asked.speculate) == (0.7, 11, 5, False)
+    assert (asked.temperature, asked.seed, asked.max_tokens, asked.speculate) == (0.7, 11, 3, False)
     assert "token limit reached" in one.answer.figures.text()
     assert "no speculation" in one.answer.figures.text()
     assert one.settings.sampling.seed == 11
