@@ -94,7 +94,8 @@ def test_delta_step_is_out_of_place_and_rounds_only_the_output() -> None:
     narrow = [x[0].bfloat16() for x in (q, k, v)]
     new_state, o = gated_delta_step(state, *narrow, g[0], strength[0].bfloat16())
     assert torch.equal(state, before)
-    assert new_state.dtype == torch.float32 and o.dtype == torch.bfloat16
+    assert new_state.dtype == torch.float32
+    assert o.dtype == torch.bfloat16
     wide = [x.float() for x in narrow]
     same_state, wide_o = gated_delta_step(state, *wide, g[0], strength[0].bfloat16())
     assert torch.equal(new_state, same_state)
@@ -106,7 +107,8 @@ def test_delta_chunked_survives_strong_decay_and_gives_gradients() -> None:
     k = k.requires_grad_()
     o, _ = gated_delta_chunked(state, q, k, v, g * 200, strength)
     o.sum().backward()
-    assert torch.isfinite(o).all() and torch.isfinite(k.grad).all()
+    assert torch.isfinite(o).all()
+    assert torch.isfinite(k.grad).all()
 
 
 def test_decay_log_against_float64() -> None:
@@ -172,7 +174,8 @@ def test_conv_split_equals_whole_and_taps_run_forward() -> None:
         piece, carried = causal_conv(x[start:stop], w, carried)
         pieces.append(piece)
     assert torch.equal(torch.cat(pieces), whole)
-    assert torch.equal(carried, tail) and torch.equal(tail, x[-3:])
+    assert torch.equal(carried, tail)
+    assert torch.equal(tail, x[-3:])
     padded = functional.pad(x.T[None], (3, 0))
     expected = functional.silu(functional.conv1d(padded, w[:, None], groups=10))[0].T
     torch.testing.assert_close(whole, expected, rtol=1e-5, atol=1e-6)
@@ -247,7 +250,8 @@ def test_elementwise_rounding() -> None:
     assert (silu_mul(a, b) != expected).float().mean() < 0.02
     gate = torch.sigmoid(b.float()).bfloat16()
     assert torch.equal(output_gate(a, b), (a.float() * gate.float()).bfloat16())
-    assert beta_of(b).dtype == torch.bfloat16 and torch.equal(beta_of(b), gate)
+    assert beta_of(b).dtype == torch.bfloat16
+    assert torch.equal(beta_of(b), gate)
 
 
 def test_embed_and_linear() -> None:
@@ -270,5 +274,5 @@ def test_head_order_ties_and_nan() -> None:
     assert values[0].tolist() == [3.0, 3.0, 3.0, 2.0]
     with pytest.raises(ValueError, match="NaN"):
         argmax_lowest(torch.tensor([0.0, float("nan")]))
-    with pytest.raises(ValueError, match="1..5"):
+    with pytest.raises(ValueError, match=r"1\.\.5"):
         top_k(tied, 6)
