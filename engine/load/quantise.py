@@ -65,7 +65,9 @@ def quantise_checkpoint(
         Cancelled: the cancel was set; what was written of the target is removed.
     """
     if method not in METHODS:
-        raise UsageError(f"Method {method!r} is not known.", next_step=f"Use {' or '.join(METHODS)}.")
+        raise UsageError(
+            f"Method {method!r} is not known.", next_step=f"Use {' or '.join(METHODS)}."
+        )
     found = inspect_checkpoint(source)
     for module, plan in found.plan.linears.items():
         if plan.form != formats.DENSE:
