@@ -46,8 +46,9 @@ class BackendKind:
     """A backend to test and what it promises.
 
     `tolerance` bounds the difference, relative to the largest logit, between two ways to split a prompt; 0
-    promises equal bits. Rows of a verify pass promise equal bits always. `snapshot` copies everything that is
-    committed, by name.
+    promises equal bits. Rows of a verify pass promise equal bits always. `make` leaves the weights usable.
+    `snapshot` copies everything that is committed, by name, and changes nothing: "length"; "state N" and
+    "tail N" of delta layers; "keys N" and "values N" of attention layers; "mtp keys" and "mtp values".
     """
 
     name: str

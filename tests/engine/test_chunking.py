@@ -15,7 +15,7 @@ from engine.model.backend import Backend
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-CAPACITY = 160
+CAPACITY = 100
 
 
 def opened(kind: BackendKind, loaded: Loaded, capacity: int = CAPACITY) -> Backend:
@@ -39,7 +39,7 @@ def chunked(backend: Backend, ids: list[int], ends: list[int]) -> Tensor:
     return torch.cat(parts)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_any_chunking_then_decode_equals_one_forward(
     backend_factory: BackendKind, loaded: Loaded, data: st.DataObject
