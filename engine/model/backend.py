@@ -15,9 +15,10 @@ from engine.model.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Result of one verify pass: the best token of every row, and the logits float32 [rows, vocabulary].
+    """Result of one verify pass: the best token of every row, and the logits float32 [rows, tokens].
 
-    `logits` is a view that the next pass overwrites. A best token of -1 marks a row with NaN.
+    Padded vocabulary rows, behind the tokens that exist, are left out. `logits` is a view that the
+    next pass overwrites. A best token of -1 marks a row with NaN.
     """
 
     best: list[int]

@@ -117,6 +117,7 @@ def _native(
         capacity=capacity,
         knobs=knobs,
         pool=Pool(library, threads or 1),
+        tokens=checkpoint.tokenizer.vocab_size,
     )
     count = threads or choose_threads(backend, library)
     device = f"CPU, {_threads(count)}, {ISA_NAMES[library.isa]}"
@@ -133,7 +134,11 @@ def _reference(
     threads = threads or physical_cores()
     torch.set_num_threads(threads)
     backend = ReferenceBackend(
-        checkpoint.config, checkpoint.weights, capacity=capacity, dtype=dtype
+        checkpoint.config,
+        checkpoint.weights,
+        capacity=capacity,
+        dtype=dtype,
+        tokens=checkpoint.tokenizer.vocab_size,
     )
     kind = "float32" if dtype == torch.float32 else "bfloat16"
     device = f"CPU, {_threads(threads)}, PyTorch {kind}"

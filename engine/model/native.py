@@ -52,8 +52,13 @@ class NativeBackend:
         capacity: int,
         knobs: KnobSet,
         pool: Pool,
+        tokens: int | None = None,
     ) -> None:
-        """Pack `weights`, whose linears are freed one by one as they are packed, and lay out the arena."""
+        """Pack `weights`, whose linears are freed one by one as they are packed, and lay out the arena.
+
+        `tokens`: ids that exist; padded vocabulary rows behind them are never chosen.
+        """
+        tokens = tokens or config.vocab_size
         self.config = config
         self.capacity = capacity
         self.length = 0
@@ -65,7 +70,7 @@ class NativeBackend:
         self._arena = Arena.build(
             config, packed.widths, rows=MAX_ROWS, capacity=capacity, mtp=packed.mtp is not None
         )
-        self._forward = NativeForward(config, packed, self._arena)
+        self._forward = NativeForward(config, packed, self._arena, tokens)
         self._graphs = VerifyGraphs(self._record)
         self._ids = self._arena.ids.numpy()
         self._start = self._arena.start.numpy()
@@ -76,7 +81,7 @@ class NativeBackend:
         self._drafted = self._arena.drafted.numpy()
         self._mtp_next = self._arena.mtp_next.numpy()
         self._mtp_start = self._arena.mtp_start.numpy()
-        self._logits = self._arena.logits[:, : config.vocab_size].numpy()
+        self._logits = self._arena.logits[:, :tokens].numpy()
         self._times: dict[GraphKey, _Times] = {}
         self.reset(speculate=False)
 
@@ -112,7 +117,7 @@ class NativeBackend:
             part = ids[at : at + VERIFY_ROWS]
             self.prefill(part)
             self._run("head", len(part))
-            logits[at : at + len(part)] = torch.from_numpy(self._logits[: len(part)])
+            logits[at : at + len(part)] = self._arena.logits[: len(part), : logits.shape[1]]
         return logits
 
     def verify(self, ids: Sequence[int]) -> Verified:

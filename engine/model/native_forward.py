@@ -34,6 +34,7 @@ class NativeForward:
     config: ModelConfig
     weights: NativeWeights
     arena: Arena
+    tokens: int  # ids that exist; columns of the logits behind them are padding
 
     def trunk(
         self,
@@ -247,5 +248,5 @@ class NativeForward:
         )
 
     def _argmax(self, tape: Tape, ids: Tensor, rows: int) -> None:
-        logits = self.arena.logits[:, : self.config.vocab_size]
+        logits = self.arena.logits[:, : self.tokens]
         argmax(tape, logits=logits, ids=ids, rows=rows)

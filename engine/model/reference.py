@@ -57,8 +57,16 @@ class ReferenceBackend:
     name = "reference"
 
     def __init__(
-        self, config: ModelConfig, weights: ModelWeights, *, capacity: int, dtype: torch.dtype
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        *,
+        capacity: int,
+        dtype: torch.dtype,
+        tokens: int | None = None,
     ) -> None:
+        """`tokens`: ids that exist; padded vocabulary rows behind them are never chosen."""
+        self._tokens = tokens or config.vocab_size
         self.config = config
         self.capacity = capacity
         self.length = 0
@@ -126,7 +134,7 @@ class ReferenceBackend:
         first = self._mtp_kv.length
         for position in range(first, min(first + depth, self.capacity)):
             row = self._mtp_forward(mtp, row, [token], position)
-            token = int(head_logits(row, self._head).argmax())
+            token = int(head_logits(row, self._head)[:, : self._tokens].argmax())
             drafted.append(token)
         return drafted
 
@@ -185,7 +193,7 @@ class ReferenceBackend:
             self._mtp_kv.length += len(following)
 
     def _result(self, hidden: list[Tensor]) -> Verified:
-        logits = torch.cat([head_logits(row, self._head) for row in hidden])
+        logits = torch.cat([head_logits(row, self._head) for row in hidden])[:, : self._tokens]
         best = logits.argmax(-1)
         best[logits.isnan().any(-1)] = -1
         return Verified(best.tolist(), logits.numpy())

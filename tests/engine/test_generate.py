@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from checkpoints import make_checkpoint
+from checkpoints import make_checkpoint, write_shards
 
 from engine import Engine
 from engine.api import GenerateRequest, Message
@@ -194,6 +194,22 @@ def test_a_weight_that_went_bad_is_named(tmp_path: Path) -> None:
         opened._backend._weights.layers[2].gate.weight[0, 0] = float("nan")
         with pytest.raises(NumericsError, match="layer 2"):
             opened.generate(ask("hello"))
+
+
+@pytest.mark.parametrize("isa", ["reference", ""])
+def test_padded_vocabulary_rows_are_never_chosen(tmp_path: Path, isa: str) -> None:
+    """Rows behind the tokenizer's last id win every logit, and still no such id appears."""
+    tensors = make_checkpoint(tmp_path, tied=False)
+    tensors["lm_head.weight"][380:] = tensors["lm_head.weight"][7] * 8
+    tensors["lm_head.weight"][380::2] *= -1
+    write_shards(tmp_path, tensors, 1)
+    knobs = {"QWEN38_CPU_ISA": isa}
+    with Engine.open(tmp_path, profile=None, knobs=knobs, threads=1) as opened:
+        assert opened.logits([1, 2, 3]).argmax(-1).min() >= 380
+        for temperature in (0.0, 2.0):
+            done = opened.generate(ask("the pace", max_tokens=12, temperature=temperature, seed=1))
+            assert done.token_ids
+            assert max(done.token_ids) < 380
 
 
 def test_thinking_is_kept_apart_from_the_answer(engine: Engine) -> None:
