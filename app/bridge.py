@@ -32,6 +32,8 @@ from engine.api import (
 
 BUSY_TICK_MS = 33
 IDLE_TICK_MS = 250
+SILENCE_S = (3.0, 10.0)
+LOAD_SILENCE_S = (20.0, 120.0)
 BUSY_STATES = frozenset({"loading", "prefilling", "writing"})
 NO_ENGINE = Snapshot("empty", 0.0, 0, 0, 0, 0, False, 0, 0, 0, None)
 
@@ -159,10 +161,15 @@ class Bridge(QObject):
         return sum(1 for at in self._tick_times if now - at <= 1.0)
 
     def silence_s(self) -> float:
-        """Seconds since the engine's last sign of life; 0 while nothing runs."""
-        if not self._busy or not self.snapshot.beat_s:
+        """Seconds since the engine's last sign of life, 0 before its first one; it has one when idle too."""
+        if not self.snapshot.beat_s or self.snapshot.state == "closed":
             return 0.0
         return max(0.0, time.monotonic() - self.snapshot.beat_s)
+
+    def silence_level(self) -> int:
+        """0 fresh, 1 silent, 2 lost. A load may be silent for long: it compiles kernels on first use."""
+        limits = LOAD_SILENCE_S if self.snapshot.state == "loading" else SILENCE_S
+        return sum(self.silence_s() >= limit for limit in limits)
 
     # The pull.
 
@@ -207,6 +214,8 @@ class Bridge(QObject):
                 self.loading_path, self.progress = "", None
                 self.loaded.emit(card)
             case LoadFailed(path, report):
+                if self.loading_path not in ("", path):
+                    return  # another load took its place
                 self.loading_path, self.progress = "", None
                 self.load_failed.emit(path, report)
             case Started(request_id, prompt_tokens):

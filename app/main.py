@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -65,6 +66,14 @@ def run(options: Options) -> int:
     if crash_log is not None:
         faulthandler.disable()
         crash_log.close()
+    if not window.ended_in_time:
+        # A thread inside a long native call cannot be joined; tearing the interpreter down under it crashes.
+        print(
+            "rondo: the engine did not stop in time; it ends with the process",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(code or 1)
     return code
 
 

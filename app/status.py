@@ -9,10 +9,9 @@ from PySide6.QtWidgets import QLabel, QSizePolicy, QStatusBar, QWidget
 
 from app.bridge import Bridge
 from app.format import byte_size
-from app.live.now import GLYPHS, SILENT_AFTER_S, WORDS
+from app.live.now import GLYPHS, WORDS
 from app.theme import Theme
 
-LOST_AFTER_S = 10.0
 _EVERY_MS = 500
 
 
@@ -55,8 +54,7 @@ class StatusBar(QStatusBar):
     @property
     def silence_level(self) -> int:
         """0 fresh, 1 silent (amber), 2 lost (red)."""
-        silent_s = self._bridge.silence_s()
-        return (silent_s >= SILENT_AFTER_S) + (silent_s >= LOST_AFTER_S)
+        return self._bridge.silence_level()
 
     @Slot()
     def refresh(self, *_: object) -> None:

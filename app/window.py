@@ -43,6 +43,7 @@ class Window(QMainWindow):
         super().__init__()
         self.bridge, self.theme, self.settings = bridge, theme, settings
         self.page = "chat"
+        self.ended_in_time = True
         self._panel_wanted = True
         self.setWindowIcon(app_icon())
         self.setAcceptDrops(True)
@@ -280,7 +281,8 @@ class Window(QMainWindow):
         if self.page != "live" and self._panel_wanted:
             self.settings.set_layout("splitter", self.splitter.saveState())
         self.settings.sync()
-        self.bridge.close(CLOSE_TIMEOUT_S)
+        self.hide()  # what runs may need a moment to stop
+        self.ended_in_time = self.bridge.close(CLOSE_TIMEOUT_S)
         event.accept()
 
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from app.format import duration, grouped, of_bytes
 from engine.api import LoadProgress, Snapshot
 
-SILENT_AFTER_S = 3.0
-
 GLYPHS = {
     "empty": "○",
     "loading": "◔",
@@ -47,8 +45,11 @@ def now(
     prefill_tps: float | None,
     silence_s: float = 0.0,
 ) -> Now:
-    """What the engine does, from its snapshot and what the console measured."""
-    if silence_s >= SILENT_AFTER_S:
+    """What the engine does, from its snapshot and what the console measured.
+
+    `silence_s` is how long it has given no sign of life, 0 while that is no cause for worry.
+    """
+    if silence_s > 0:
         said = now(snapshot, progress, load_rate_bps, prefill_tps)
         detail = f"no sign of life for {silence_s:.0f} s; Esc asks it to stop"
         return Now("▲", f"was {said.sentence}", detail, said.share)

@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
 from app.bridge import Bridge
 from app.format import NONE, grouped, number, percent, significant
 from app.live.figures import Figure, Gauge, SplitBar
-from app.live.now import SILENT_AFTER_S, now
+from app.live.now import now
 from app.live.plots import CurvePlot
 from app.live.series import PARTS, PrefillRate, RoundSeries
 from app.theme import Theme
@@ -155,7 +155,7 @@ class LivePanel(QWidget):
             bridge.progress,
             bridge.load_rate_bps,
             self._prefill.rate_tps,
-            bridge.silence_s(),
+            bridge.silence_s() if bridge.silence_level() else 0.0,
         )
         _say(self.sentence, f"{said.glyph}  {said.sentence}")
         _say(self.detail, said.detail)
@@ -165,7 +165,7 @@ class LivePanel(QWidget):
 
     def _show_figures(self, snapshot: Snapshot) -> None:
         found = self.series.figures()
-        stale = self._bridge.silence_s() >= SILENT_AFTER_S
+        stale = self._bridge.silence_level() > 0
         dim = snapshot.state != "writing" or stale
         roof = snapshot.model.roof_gbps if snapshot.model else None
         self.decode.set_value(number(found.decode_tps), "last 2 s", dim=dim)

@@ -201,6 +201,17 @@ def test_load_progress_and_cancel(console) -> None:
     assert one.bridge.snapshot.state == "empty"
 
 
+def test_a_load_that_takes_the_place_of_another(console) -> None:
+    one = console(replace(SCRIPTS["slow-load"], load_s=1.0), load=False)
+    one.bridge.load("models/one")
+    one.wait(lambda: one.bridge.snapshot.state == "loading")
+    one.window.model_page.open("models/two")
+    one.wait(lambda: one.bridge.model is not None)
+    assert one.bridge.model.path == "models/two"
+    assert one.window.model_page.error_card is None
+    one.wait_idle()
+
+
 def test_the_card_says_everything(console) -> None:
     one = console(Script(demo=True))
     texts = one.window.model_page.card.texts
@@ -338,7 +349,7 @@ def test_scrolling_away_stops_following(console) -> None:
 def test_silence_is_said(console, monkeypatch) -> None:
     one = console(Script(stall_after_rounds=2, stall_s=20.0, round_ms=3.0))
     one.ask("go", wait=False)
-    one.wait(lambda: one.engine.ring.count == 2)
+    one.wait(lambda: one.engine.ring.count == 2 and one.bridge.snapshot.state == "writing")
     status = one.window.statusBar()
     status.refresh()
     assert status.freshness.text().startswith("display")
