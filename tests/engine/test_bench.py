@@ -219,8 +219,8 @@ def test_probes_alternate_with_every_case(shape: Shape) -> None:
     assert log.pop() == "close"
     for start, end in zip(repetitions, [*repetitions[1:], len(log)], strict=True):
         turn = log[start:end]
-        assert turn[1:3] == ["dot", "barrier"]
-        order = list(dict.fromkeys(entry for entry in turn[3:] if entry != "prefill 32"))
+        assert turn[1:5] == ["dot", "dot", "dot", "barrier"]
+        order = list(dict.fromkeys(entry for entry in turn[5:] if entry != "prefill 32"))
         assert order == ["verify 1", "verify 4", "prefill 16"]
 
 
