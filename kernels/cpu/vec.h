@@ -12,8 +12,9 @@
 
 #include "rondo.h"
 #if defined(__x86_64__)
-// GCC 12's own header trips this warning for its deliberately undefined merge operands.
+// GCC 12's own header trips these warnings for its deliberately undefined merge operands.
 #pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 #pragma GCC diagnostic pop
@@ -27,7 +28,7 @@ typedef uint8_t v16b __attribute__((vector_size(16)));
 
 typedef uint16_t bf16_t;
 
-RONDO_INLINE v16f splat16(float x) { return v16f{} + x; }
+RONDO_INLINE v16f splat16(float x) { return v16f{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 
 template <typename V>
 RONDO_INLINE V load_vec(const void* p) {
@@ -59,7 +60,7 @@ RONDO_INLINE v16u as_bits16(v16f v) { return (v16u)v; }
 
 // Lanes of a where mask is all ones, of b where it is zero.
 RONDO_INLINE v16f select16(v16i mask, v16f a, v16f b) {
-  return (v16f)(((v16i)a & mask) | ((v16i)b & ~mask));
+  return mask ? a : b;
 }
 
 RONDO_INLINE v16f fma16(v16f a, v16f b, v16f c) {
@@ -142,24 +143,47 @@ RONDO_INLINE void store16_bf16_part(bf16_t* p, v16f v, int n) {
   memcpy(p, t, size_t(n) * sizeof(bf16_t));
 }
 
+#if defined(__AVX512F__)
+RONDO_INLINE __m256 low_half16(v16f v) { return _mm512_castps512_ps256((__m512)v); }
+RONDO_INLINE __m256 high_half16(v16f v) { return _mm512_extractf32x8_ps((__m512)v, 1); }
+#endif
 // Sum and maximum over the lanes, always halved the same way: 8+8, 4+4, 2+2, 1+1.
 RONDO_INLINE float sum16(v16f v) {
+#if defined(__AVX512F__)
+  const __m256 h = _mm256_add_ps(low_half16(v), high_half16(v));
+  const __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+  const __m128 p = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_add_ss(p, _mm_movehdup_ps(p)));
+#else
   float t[16];
   store16(t, v);
   for (int half = 8; half; half /= 2)
     for (int i = 0; i < half; i++) t[i] += t[i + half];
   return t[0];
+#endif
 }
 RONDO_INLINE float max16(v16f v) {
+#if defined(__AVX512F__)
+  const __m256 h = _mm256_max_ps(low_half16(v), high_half16(v));
+  const __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+  const __m128 p = _mm_max_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_max_ss(p, _mm_movehdup_ps(p)));
+#else
   float t[16];
   store16(t, v);
   for (int half = 8; half; half /= 2)
     for (int i = 0; i < half; i++) t[i] = t[i] > t[i + half] ? t[i] : t[i + half];
   return t[0];
+#endif
 }
 // Lane-wise maximum; where b is NaN the result is a.
+#if defined(__AVX512F__)
+RONDO_INLINE v16f maximum16(v16f a, v16f b) { return (v16f)_mm512_max_ps((__m512)b, (__m512)a); }
+RONDO_INLINE v16f minimum16(v16f a, v16f b) { return (v16f)_mm512_min_ps((__m512)b, (__m512)a); }
+#else
 RONDO_INLINE v16f maximum16(v16f a, v16f b) { return select16((v16i)(b > a), b, a); }
 RONDO_INLINE v16f minimum16(v16f a, v16f b) { return select16((v16i)(b < a), b, a); }
+#endif
 RONDO_INLINE v16f abs16(v16f a) { return (v16f)((v16u)a & 0x7fffffffu); }
 RONDO_INLINE v16f sqrt16(v16f a) {
 #if defined(__AVX512F__)
@@ -193,8 +217,12 @@ RONDO_INLINE v16f exp16(v16f x) {
   p = fma16(p, r, splat16(1.6666665459e-1f));
   p = fma16(p, r, splat16(5.0000001201e-1f));
   p = fma16(p, r * r, r) + 1.f;
+#if defined(__AVX512F__)
+  return (v16f)_mm512_scalef_ps((__m512)p, (__m512)n);  // the same bits in one step, NaN kept
+#else
   const v16f y = scale_by_power16(p, __builtin_convertvector(n, v16i));
   return select16((v16i)(x == x), y, x);
+#endif
 }
 
 // Natural logarithm of positive, normal lanes.

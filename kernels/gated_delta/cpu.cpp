@@ -78,17 +78,20 @@ inline void sweep(const float* src, float* dst, int dk, Token old, const v16f* d
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half++) {
       const int at = (i + half) * kLanes;
+      const v16f old_key = UPDATE ? splat16(old.k[i + half]) : v16f{};
+      const v16f new_key = PROBE ? splat16(key[i + half]) : v16f{};
+      const v16f new_query = PROBE ? splat16(query[i + half]) : v16f{};
 #pragma GCC unroll 2
       for (int n = 0; n < NT; n++) {
         if (COLD) __builtin_prefetch(src + (n + NT) * tile + at, 0, 3);
         v16f s = load16(src + n * tile + at);
         if (UPDATE) {
-          s = fma16(splat16(old.k[i + half]), d[n], s * g);
+          s = fma16(old_key, d[n], s * g);
           store16(dst + n * tile + at, s);
         }
         if (PROBE) {
-          ts[n][half] = fma16(splat16(key[i + half]), s, ts[n][half]);
-          us[n][half] = fma16(splat16(query[i + half]), s, us[n][half]);
+          ts[n][half] = fma16(new_key, s, ts[n][half]);
+          us[n][half] = fma16(new_query, s, us[n][half]);
         }
       }
     }
@@ -176,7 +179,9 @@ void walk_columns(const rondo_gated_delta_args* a, const int32_t* depth, int hea
     queued.k = key;
     queued.g = a->decay[int64_t(r) * a->value_heads + head];
   }
-  if (a->advance) sweep<NT, true, false, false>(state, state, dk, queued, d, nullptr, nullptr, t, u);
+  // With no row to probe, the last pending update is still queued.
+  if (a->advance && queued.k)
+    sweep<NT, true, false, false>(state, state, dk, queued, d, nullptr, nullptr, t, u);
 }
 
 // y = round(round(w * round(o * rsqrt(mean(o^2) + eps))) * silu(z)), in place on the head's o.
