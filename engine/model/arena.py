@@ -72,6 +72,7 @@ class Arena:
     delta: dict[int, DeltaBuffers]
     kv: dict[int, KvCache]
     mtp_kv: KvCache | None
+    mtp_waiting: Tensor  # bf16 [rows, hidden], hidden rows whose MTP entry is not written yet
     mtp_pair: Tensor  # bf16 [rows, 2 hidden]
     mtp_hidden: Tensor  # bf16 [rows, hidden], after the MTP norm
     mtp_next: Tensor  # int32 [rows], the token that follows each hidden row
@@ -125,6 +126,7 @@ class Arena:
             delta=delta,
             kv={layer: cache() for layer in config.attention_layers},
             mtp_kv=cache() if mtp else None,
+            mtp_waiting=aligned_zeros((mtp_rows, hidden), bf16),
             mtp_pair=aligned_zeros((mtp_rows, 2 * hidden), bf16),
             mtp_hidden=aligned_zeros((mtp_rows, hidden), bf16),
             mtp_next=aligned_zeros(mtp_rows, int32),

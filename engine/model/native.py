@@ -16,6 +16,7 @@ from engine.model.arena import MAX_DRAFT, VERIFY_ROWS, Arena
 from engine.model.backend import OperationTime, Verified
 from engine.model.byte_model import ByteModel
 from engine.model.config import ModelConfig
+from engine.model.mtp_queue import MtpQueue
 from engine.model.native_forward import NativeForward
 from engine.model.native_weights import NativeWeights
 from engine.model.verify_graph import GraphKey, VerifyGraphs, context_class
@@ -90,28 +91,22 @@ class NativeBackend:
         self._parity = 0
         self._pending_count[0] = 0
         self._verified: list[int] = []
-        self._speculate = speculate and self._arena.mtp_kv is not None
-        self._mtp_length = 0
-        # Rows of arena.hidden whose MTP pair is not written yet, and the tokens behind all but the last.
-        self._waiting = 0
-        self._waiting_next: list[int] = []
+        self._mtp = MtpQueue(speculate and self._arena.mtp_kv is not None)
         for buffers in self._arena.delta.values():
             buffers.state.recurrent.zero_()
             buffers.state.tail.zero_()
 
     def prefill(self, ids: Sequence[int]) -> Verified:
-        rows = len(ids)
-        if rows > MAX_ROWS:
-            for at in range(0, rows - MAX_ROWS, MAX_ROWS):
-                self.prefill(ids[at : at + MAX_ROWS])
-            return self.prefill(ids[(rows - 1) // MAX_ROWS * MAX_ROWS :])
         self._begin(ids)
-        self._run("prefill", rows)
-        self._pending_count[0] = 0
-        self._commit_rows(list(ids))
+        for at in range(0, len(ids), MAX_ROWS):
+            part = ids[at : at + MAX_ROWS]
+            self._pass("prefill", part)
+            self._pending_count[0] = 0
+            self._commit_rows(part)
         return Verified([int(self._best[0])], self._logits[:1])
 
     def all_logits(self, ids: Sequence[int]) -> Tensor:
+        self._begin(ids)
         logits = torch.empty(len(ids), self.config.vocab_size)
         for at in range(0, len(ids), VERIFY_ROWS):
             part = ids[at : at + VERIFY_ROWS]
@@ -125,7 +120,7 @@ class NativeBackend:
         if rows > VERIFY_ROWS:
             raise ValueError(f"a verify pass takes at most {VERIFY_ROWS} rows, got {rows}")
         self._begin(ids)
-        self._run("chain", rows)
+        self._pass("chain", ids)
         self._pending_count[0] = 0
         self._verified = list(ids)
         return Verified(self._best[:rows].tolist(), self._logits[:rows])
@@ -143,18 +138,23 @@ class NativeBackend:
         self._commit_rows(ids[:keep])
 
     def draft(self, anchor: int, depth: int) -> list[int]:
-        if not self._speculate or not self._waiting or depth < 1:
-            return []
-        self._extend_all_but_last()
-        rows = self._waiting
-        self._mtp_next[: rows - 1] = self._waiting_next
-        self._mtp_next[rows - 1] = anchor
+        queue = self._mtp
         depth = min(depth, MAX_DRAFT, self.capacity - self.length + 1)
-        self._mtp_start[0] = self._mtp_length
-        self._mtp_start[1:] = self._mtp_length + rows + np.arange(MAX_DRAFT - 1)
+        if not queue.active or not queue.positions or depth < 1:
+            return []
+        if queue.paired_with is not None:
+            queue.unpair()
+        if queue.waiting > MAX_DRAFT + 1:
+            # Behind a prompt chunk: one row is left, so that drafts need few recordings.
+            self._extend(queue.following)
+        rows = queue.waiting
+        self._mtp_next[: rows - 1] = queue.following
+        self._mtp_next[rows - 1] = anchor
+        self._mtp_start[0] = queue.written
+        self._mtp_start[1:] = queue.written + rows + np.arange(MAX_DRAFT - 1)
         self._run("draft", rows, steps=depth)
-        self._mtp_length += rows
-        self._waiting, self._waiting_next = 0, []
+        queue.pair_last(anchor)
+        self._keep_row(rows - 1)
         return self._drafted[:depth].tolist()
 
     def round_bytes(self, rows: int, drafted: int) -> int:
@@ -215,54 +215,74 @@ class NativeBackend:
         self.pool.close()
 
     def committed_state(self) -> dict[str, Tensor]:
-        """Copies of everything committed, by name, the pending rows applied: for tests and tools.
+        """Copies of everything committed, by name: for tests and tools.
 
-        Recurrent states float32 [Hv, dk, dv], tails, and the KV rows of every attention layer.
+        "state N" float32 [Hv, dk, dv] and "tail N" of delta layers; "keys N" and "values N" of attention
+        layers; "mtp keys" and "mtp values" of every position but the last.
         """
-        arena = self._arena
-        if self._pending_count[0]:
-            raise ValueError("rows are pending; run a pass first")
+        self._flush()
+        arena, queue = self._arena, self._mtp
         state: dict[str, Tensor] = {"length": torch.tensor(self.length)}
         for layer, buffers in arena.delta.items():
             state[f"state {layer}"] = state_from_tiles(buffers.state.recurrent)
             state[f"tail {layer}"] = buffers.state.tail.clone()
         for layer, cache in arena.kv.items():
             state[f"keys {layer}"], state[f"values {layer}"] = cache.read(self.length)
+        if arena.mtp_kv is not None:
+            pairs = max(0, queue.positions - 1)
+            state["mtp keys"], state["mtp values"] = arena.mtp_kv.read(pairs)
         return state
 
+    def _flush(self) -> None:
+        """Apply the pending rows to the states and write the MTP pairs that can be written."""
+        if self._pending_count[0]:
+            self._run("flush", 0)
+            self._pending_count[0] = 0
+        if self._mtp.following:
+            self._extend(self._mtp.following)
+
     def _begin(self, ids: Sequence[int]) -> None:
-        """Check the room, bring the MTP cache in step, and lay out the inputs of a pass."""
+        """Check the room; rows verified before and not committed are gone."""
         rows = len(ids)
         if rows < 1 or self.length + rows > self.capacity:
             raise ValueError(
                 f"{rows} rows after {self.length} do not fit a context of {self.capacity}"
             )
-        if self._waiting:
-            self._extend([*self._waiting_next, ids[0]])
-            self._waiting, self._waiting_next = 0, []
-        self._ids[:rows] = ids
+        self._verified = []
+
+    def _pass(self, kind: str, ids: Sequence[int]) -> None:
+        """One trunk pass over `ids`, behind the committed positions."""
+        self._ids[: len(ids)] = ids
         self._start[0] = self.length
+        self._run(kind, len(ids))
 
-    def _commit_rows(self, ids: list[int]) -> None:
+    def _commit_rows(self, ids: Sequence[int]) -> None:
+        """Count the rows of the last pass as committed and queue them for the MTP cache."""
         self.length += len(ids)
-        if self._speculate:
-            self._waiting, self._waiting_next = len(ids), ids[1:]
-
-    def _extend_all_but_last(self) -> None:
-        """After a prompt chunk: leave one waiting row, so that drafts need few recordings."""
-        if self._waiting <= MAX_DRAFT + 1:
+        queue, arena = self._mtp, self._arena
+        if not queue.active:
             return
-        self._extend(self._waiting_next)
-        self._arena.hidden[0] = self._arena.hidden[self._waiting - 1]
-        self._waiting, self._waiting_next = 1, []
+        if queue.paired_with not in (None, ids[0]):
+            queue.unpair()
+        if queue.waiting + len(ids) > MAX_ROWS:
+            self._extend([*queue.following, ids[0]])
+        at = queue.waiting
+        arena.mtp_waiting[at : at + len(ids)] = arena.hidden[: len(ids)]
+        queue.add(ids)
 
-    def _extend(self, next_ids: list[int]) -> None:
+    def _extend(self, next_ids: Sequence[int]) -> None:
         """Write the MTP pairs of the first len(next_ids) waiting rows."""
-        rows = len(next_ids)
+        rows, queue = len(next_ids), self._mtp
         self._mtp_next[:rows] = next_ids
-        self._mtp_start[0] = self._mtp_length
+        self._mtp_start[0] = queue.written
         self._run("extend", rows)
-        self._mtp_length += rows
+        queue.write(rows)
+        self._keep_row(rows)
+
+    def _keep_row(self, row: int) -> None:
+        """Move a waiting hidden row to the front of the buffer."""
+        if row < MAX_ROWS:
+            self._arena.mtp_waiting[0] = self._arena.mtp_waiting[row]
 
     def _run(self, kind: str, rows: int, *, steps: int = 0) -> None:
         context = context_class(self.length + rows)
@@ -272,7 +292,7 @@ class NativeBackend:
             tape.run()
         else:
             tape = self._record(key)
-        if kind == "prefill" and rows > 1:
+        if kind == "flush" or (kind == "prefill" and rows > 1):
             return
         times = self._times.get(key)
         if times is None:
@@ -284,7 +304,9 @@ class NativeBackend:
         """Issue the operations of a key; with replay off they run as they are issued."""
         tape = Tape(self.pool, eager=not self._replay)
         forward, arena, rows = self._forward, self._arena, key.rows
-        if key.kind == "head":
+        if key.kind == "flush":
+            forward.flush(tape, parity=key.parity)
+        elif key.kind == "head":
             forward.head(tape, arena.hidden, rows)
         elif key.kind == "draft":
             forward.draft(tape, rows=rows, steps=key.steps)
@@ -292,7 +314,7 @@ class NativeBackend:
             forward.mtp(
                 tape,
                 rows=rows,
-                hidden=arena.hidden,
+                hidden=arena.mtp_waiting,
                 next_ids=arena.mtp_next,
                 start=arena.mtp_start[:1],
             )

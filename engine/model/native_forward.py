@@ -78,6 +78,14 @@ class NativeForward:
             if after_layer:
                 after_layer(tape, index, "MLP")
 
+    def flush(self, tape: Tape, *, parity: int) -> None:
+        """Apply the pending rows to every state, without a pass."""
+        for index, layer in enumerate(self.weights.layers):
+            if isinstance(layer, NativeDelta):
+                self._mix(
+                    tape, index, layer, self.arena.projected, rows=0, parity=parity, advance=True
+                )
+
     def head(self, tape: Tape, hidden: Tensor, rows: int) -> None:
         """Logits and the best token of `rows` rows of `hidden`, into arena.logits and arena.best."""
         arena = self.arena
@@ -113,13 +121,13 @@ class NativeForward:
     def draft(self, tape: Tape, *, rows: int, steps: int) -> None:
         """`rows` pairs brought into the MTP cache, then `steps` tokens drafted in a chain.
 
-        The hidden rows are arena.hidden; every further step feeds the MTP's own normed row back.
+        The hidden rows are arena.mtp_waiting; every further step feeds the MTP's own normed row back.
         """
         arena = self.arena
         self.mtp(
             tape,
             rows=rows,
-            hidden=arena.hidden,
+            hidden=arena.mtp_waiting,
             next_ids=arena.mtp_next,
             start=arena.mtp_start[:1],
         )
@@ -140,12 +148,28 @@ class NativeForward:
     def _delta(
         self, tape: Tape, index: int, layer: NativeDelta, *, rows: int, parity: int, advance: bool
     ) -> None:
+        arena, value_width = self.arena, self.config.value_width
+        projected = arena.projected if advance else arena.delta[index].projected[parity]
+        layer.project.append(tape, arena.normed, projected, rows, barrier=False, name="delta in")
+        layer.gates.append(tape, arena.normed, arena.gates, rows, name="delta gates")
+        self._mix(tape, index, layer, projected, rows=rows, parity=parity, advance=advance)
+        layer.out.append(tape, arena.attended[:, :value_width], arena.mixed, rows, name="delta out")
+
+    def _mix(
+        self,
+        tape: Tape,
+        index: int,
+        layer: NativeDelta,
+        projected: Tensor,
+        *,
+        rows: int,
+        parity: int,
+        advance: bool,
+    ) -> None:
+        """Convolution, recurrence and gated norm; commits what is pending, also with 0 rows."""
         arena, config = self.arena, self.config
         shape, buffers = delta_shape(config), arena.delta[index]
         channels, value_width = config.qkv_rows, config.value_width
-        projected = arena.projected if advance else buffers.projected[parity]
-        layer.project.append(tape, arena.normed, projected, rows, barrier=False, name="delta in")
-        layer.gates.append(tape, arena.normed, arena.gates, rows, name="delta gates")
         z_at, b_at, a_at = layer.project.offsets[1], *layer.gates.offsets
         heads = config.value_heads
         record = None if advance else buffers.records[parity]
@@ -178,7 +202,6 @@ class NativeForward:
             pending=arena.pending,
             pending_record=buffers.records[1 - parity],
         )
-        layer.out.append(tape, arena.attended[:, :value_width], arena.mixed, rows, name="delta out")
 
     def _attention(
         self,

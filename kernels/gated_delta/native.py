@@ -91,7 +91,8 @@ def gated_delta(
         work: operands left by `delta_prepare` of the same layer, rows and record.
         z: bf16 [>= rows, Hv*dv] output gate; out: bf16 [>= rows, Hv*dv]; unit column strides.
         norm_weight: float32 [dv] from `gated_norm_weight`; eps: of that norm.
-        rows: 1..32 with a record, up to the work's capacity without.
+        rows: 1..32 with a record, up to the work's capacity without; 0 only commits what is
+            pending.
         parents: int32 [32], read when the tape runs: parent of each node in depth-first
             pre-order, -1 for a root; None for a chain. Needs a record.
 
@@ -180,6 +181,7 @@ def check_rows(
     if record is None and parents is not None:
         raise ValueError("a tree needs a record: only its accepted path is ever committed")
     limit = work.capacity if parents is None else min(work.capacity, MAX_NODES)
-    if not 1 <= rows <= limit:
-        raise ValueError(f"rows must lie in 1..{limit}, got {rows}")
+    least = 0 if record is None else 1
+    if not least <= rows <= limit:
+        raise ValueError(f"rows must lie in {least}..{limit}, got {rows}")
     return work.capacity
