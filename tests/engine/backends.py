@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,15 @@ import torch
 from oracle import Case, make_oracle, save_folder
 from torch import Tensor
 
+from engine.knobs import KnobSet
 from engine.load.checkpoint import read_checkpoint
 from engine.load.weights import ModelWeights
 from engine.model.backend import Backend
 from engine.model.config import ModelConfig
-from engine.model.reference import ReferenceBackend
+from engine.model.native import NativeBackend
+from engine.model.reference import ReferenceBackend, _in_dtype
+from kernels.build import load_library
+from kernels.tape import Pool
 
 SEED = 7
 CONTEXT_TOKENS = 512
@@ -85,7 +90,21 @@ def _reference_snapshot(backend: Backend) -> dict[str, Tensor]:
     return {name: part.clone() for name, part in parts.items()}
 
 
+def _native(config: ModelConfig, weights: ModelWeights, capacity: int) -> Backend:
+    # Packing frees what it is given, and the kernels read bf16.
+    own = copy.deepcopy(_in_dtype(weights, torch.bfloat16))
+    knobs = KnobSet.resolve(environ={})
+    pool = Pool(load_library(), 1)
+    return NativeBackend(config, own, capacity=capacity, knobs=knobs, pool=pool)
+
+
+def _native_snapshot(backend: Backend) -> dict[str, Tensor]:
+    assert isinstance(backend, NativeBackend)
+    return backend.committed_state()
+
+
 KINDS = (
     BackendKind("reference float32", 1e-5, _reference(torch.float32), _reference_snapshot),
     BackendKind("reference bfloat16", 5e-2, _reference(torch.bfloat16), _reference_snapshot),
+    BackendKind("native", 0, _native, _native_snapshot),
 )
