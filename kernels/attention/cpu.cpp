@@ -5,7 +5,7 @@
 // so a row's result is a function of its own past alone. A unit of work is one row and up to six
 // query heads of one key head: they share the row's limit, so a block is read once for all of them
 // and positions past the limit are never touched. Blocks that every row of a batch of 32 sees come
-// first, block outside and row inside; the blocks at each row's own end follow row by row.
+// first, up to four at a time, rows inside; the blocks at each row's own end follow row by row.
 // In a tree a row's past is the committed positions and its ancestors. The last blocks are gathered
 // on a scratch of two blocks in which the node at depth i holds position start + i, so that a node
 // has the bits it would have in plain decoding.
@@ -44,6 +44,7 @@ namespace {
 constexpr int kLanes = 16;
 constexpr int kBatch = 32;
 constexpr int kUnitHeads = 6;
+constexpr int kSpan = 4 * kBlock;
 
 struct Running {
   float maximum[kUnitHeads];
@@ -75,10 +76,11 @@ inline void scores(const uint16_t* q, const uint32_t* keys, int dim, float scale
   }
   for (int g = 0; g < G; g++)
     for (int h = 0; h < HALVES; h++)
-      store16(s + g * kBlock + h * kLanes, (even[g][h] + odd[g][h]) * splat16(scale));
+      store16(s + g * kSpan + h * kLanes, (even[g][h] + odd[g][h]) * splat16(scale));
 }
 
-// acc = acc * alpha + p V over n positions for G heads and VECTORS * 16 dimensions from `at`.
+// acc = acc * alpha + p V, block after block over n positions, for G heads and VECTORS * 16
+// dimensions from `at`.
 template <int G, int VECTORS>
 inline void weigh(const float* p, const float* alpha, const uint16_t* values, int dim, int at, int n,
                   float* acc) {
@@ -86,17 +88,24 @@ inline void weigh(const float* p, const float* alpha, const uint16_t* values, in
 #pragma GCC unroll 6
   for (int g = 0; g < G; g++)
 #pragma GCC unroll 4
-    for (int c = 0; c < VECTORS; c++)
-      sum[g][c] = load16(acc + g * dim + at + c * kLanes) * splat16(alpha[g]);
-  for (int j = 0; j < n; j++) {
-    v16f v[VECTORS];
-#pragma GCC unroll 4
-    for (int c = 0; c < VECTORS; c++) v[c] = load16_bf16(values + int64_t(j) * dim + at + c * kLanes);
+    for (int c = 0; c < VECTORS; c++) sum[g][c] = load16(acc + g * dim + at + c * kLanes);
+  for (int first = 0; first < n; first += kBlock, alpha += kUnitHeads) {
 #pragma GCC unroll 6
-    for (int g = 0; g < G; g++) {
-      const v16f weight = splat16(p[g * kBlock + j]);
+    for (int g = 0; g < G; g++)
 #pragma GCC unroll 4
-      for (int c = 0; c < VECTORS; c++) sum[g][c] = fma16(weight, v[c], sum[g][c]);
+      for (int c = 0; c < VECTORS; c++) sum[g][c] = sum[g][c] * splat16(alpha[g]);
+    const int last = first + kBlock < n ? first + kBlock : n;
+    for (int j = first; j < last; j++) {
+      v16f v[VECTORS];
+#pragma GCC unroll 4
+      for (int c = 0; c < VECTORS; c++)
+        v[c] = load16_bf16(values + int64_t(j) * dim + at + c * kLanes);
+#pragma GCC unroll 6
+      for (int g = 0; g < G; g++) {
+        const v16f weight = splat16(p[g * kSpan + j]);
+#pragma GCC unroll 4
+        for (int c = 0; c < VECTORS; c++) sum[g][c] = fma16(weight, v[c], sum[g][c]);
+      }
     }
   }
 #pragma GCC unroll 6
@@ -105,32 +114,37 @@ inline void weigh(const float* p, const float* alpha, const uint16_t* values, in
     for (int c = 0; c < VECTORS; c++) store16(acc + g * dim + at + c * kLanes, sum[g][c]);
 }
 
-// One block of one row for G heads: n valid positions, 1 to 32.
-template <int G>
-void take_block(const uint16_t* q, const uint32_t* keys, const uint16_t* values, int dim, int n,
-                float scale, Running* run, float* acc, bool cold) {
-  alignas(64) float s[G * kBlock];
-  if (n > kLanes) scores<G, 2>(q, keys, dim, scale, s, cold);
-  else scores<G, 1>(q, keys, dim, scale, s, cold);
-  if (cold)
-    for (int j = 0; j < n; j++)
-      for (int c = 0; c < dim; c += 32) __builtin_prefetch(values + int64_t(j + 0) * dim + c, 0, 3);
+// Probabilities of one block under the running maximum, in place of its scores; n of 32 count.
+inline float weights(float* s, int n, float* maximum, float* mass) {
   const v16f low = splat16(-std::numeric_limits<float>::infinity());
-  float alpha[G];
-  for (int g = 0; g < G; g++) {
-    v16f a = first_lanes16(load16(s + g * kBlock), n, low);
-    v16f b = n > kLanes ? first_lanes16(load16(s + g * kBlock + kLanes), n - kLanes, low) : low;
-    const float before = run->maximum[g];
-    const float top = max16(maximum16(a, b));
-    const float now = top > before ? top : before;
-    const v16f reference = splat16(now);
-    a = exp16(a - reference);
-    b = n > kLanes ? exp16(b - reference) : splat16(0.0f);
-    store16(s + g * kBlock, a);
-    store16(s + g * kBlock + kLanes, b);
-    alpha[g] = now == before ? 1.0f : exp16(splat16(before - now))[0];
-    run->maximum[g] = now;
-    run->mass[g] = run->mass[g] * alpha[g] + sum16(a + b);
+  v16f a = first_lanes16(load16(s), n, low);
+  v16f b = n > kLanes ? first_lanes16(load16(s + kLanes), n - kLanes, low) : low;
+  const float before = *maximum, top = max16(maximum16(a, b));
+  const float now = top > before ? top : before;
+  a = exp16(a - splat16(now));
+  b = n > kLanes ? exp16(b - splat16(now)) : splat16(0.0f);
+  store16(s, a);
+  store16(s + kLanes, b);
+  const float alpha = now == before ? 1.0f : exp16(splat16(before - now))[0];
+  *maximum = now;
+  *mass = *mass * alpha + sum16(a + b);
+  return alpha;
+}
+
+// Up to four neighbouring blocks of one row for G heads: n valid positions, 1 to 128.
+template <int G>
+void take_span(const uint16_t* q, const uint32_t* keys, const uint16_t* values, int dim, int n,
+               float scale, Running* run, float* acc, bool cold) {
+  alignas(64) float s[G * kSpan];
+  float alpha[kSpan / kBlock * kUnitHeads];
+  for (int first = 0; first < n; first += kBlock) {
+    const uint32_t* block = keys + int64_t(first) * (dim / 2);
+    const int left = n - first;
+    if (left > kLanes) scores<G, 2>(q, block, dim, scale, s + first, cold);
+    else scores<G, 1>(q, block, dim, scale, s + first, cold);
+    for (int g = 0; g < G; g++)
+      alpha[first / kBlock * kUnitHeads + g] =
+          weights(s + g * kSpan + first, left, &run->maximum[g], &run->mass[g]);
   }
   int at = 0;
   for (; at + 4 * kLanes <= dim; at += 4 * kLanes)
@@ -141,12 +155,12 @@ void take_block(const uint16_t* q, const uint32_t* keys, const uint16_t* values,
 void take(int heads, const uint16_t* q, const uint32_t* keys, const uint16_t* values, int dim, int n,
           float scale, Running* run, float* acc, bool cold) {
   switch (heads) {
-    case 1: take_block<1>(q, keys, values, dim, n, scale, run, acc, cold); break;
-    case 2: take_block<2>(q, keys, values, dim, n, scale, run, acc, cold); break;
-    case 3: take_block<3>(q, keys, values, dim, n, scale, run, acc, cold); break;
-    case 4: take_block<4>(q, keys, values, dim, n, scale, run, acc, cold); break;
-    case 5: take_block<5>(q, keys, values, dim, n, scale, run, acc, cold); break;
-    default: take_block<6>(q, keys, values, dim, n, scale, run, acc, cold); break;
+    case 1: take_span<1>(q, keys, values, dim, n, scale, run, acc, cold); break;
+    case 2: take_span<2>(q, keys, values, dim, n, scale, run, acc, cold); break;
+    case 3: take_span<3>(q, keys, values, dim, n, scale, run, acc, cold); break;
+    case 4: take_span<4>(q, keys, values, dim, n, scale, run, acc, cold); break;
+    case 5: take_span<5>(q, keys, values, dim, n, scale, run, acc, cold); break;
+    default: take_span<6>(q, keys, values, dim, n, scale, run, acc, cold); break;
   }
 }
 
@@ -199,11 +213,13 @@ void attend(const rondo_attention_args* a, const KvCache& cache, int kv, int hea
   }
   std::memset(acc, 0, sizeof(float) * size_t(count) * heads * dim);
   const auto query = [&](int r) { return a->q + (int64_t(r) * a->query_heads + head) * dim; };
-  for (int64_t block = 0; block < shared; block++) {
+  for (int64_t block = 0; block < shared; block += kSpan / kBlock) {
+    const int64_t positions = (shared - block) * kBlock;
     int i = 0;
     for (int r = first; r < last; r += step, i++)
-      take(heads, query(r), cache.key_block(kv, block), cache.value(kv, block * kBlock), dim, kBlock,
-           a->scale, &run[i], acc + int64_t(i) * heads * dim, i == 0);
+      take(heads, query(r), cache.key_block(kv, block), cache.value(kv, block * kBlock), dim,
+           int(positions < kSpan ? positions : kSpan), a->scale, &run[i],
+           acc + int64_t(i) * heads * dim, i == 0);
   }
   for (int j = 0; depth && j < start % kBlock; j++) path.put(cache, kv, shared * kBlock + j, j);
   int i = 0, placed = 0;
@@ -211,12 +227,12 @@ void attend(const rondo_attention_args* a, const KvCache& cache, int kv, int hea
     int64_t left = (depth ? start + depth[r] : start + r) + 1 - shared * kBlock;
     for (; depth && placed <= r; placed++)
       path.put(cache, kv, start + placed, int(start % kBlock) + depth[placed]);
-    for (int64_t block = 0; left > 0; block++, left -= kBlock) {
+    for (int64_t block = 0; left > 0; block += kSpan / kBlock, left -= kSpan) {
       const uint32_t* keys = depth ? path.keys + block * (dim / 2) * kBlock
                                    : cache.key_block(kv, shared + block);
       const uint16_t* values = depth ? path.values + block * kBlock * dim
                                      : cache.value(kv, (shared + block) * kBlock);
-      take(heads, query(r), keys, values, dim, int(left < kBlock ? left : kBlock), a->scale, &run[i],
+      take(heads, query(r), keys, values, dim, int(left < kSpan ? left : kSpan), a->scale, &run[i],
            acc + int64_t(i) * heads * dim, i == 0 && !depth);
     }
     finish(a, r, head, heads, run[i], acc + int64_t(i) * heads * dim);
