@@ -12,6 +12,9 @@ namespace {
 using rondo::TileArgs;
 
 struct Bf16 {
+  static int64_t weight_offset(int32_t k) { return int64_t(k) * 32; }
+  static int64_t scale_offset(int32_t) { return 0; }
+
 #if defined(RONDO_BF16_DOT)
   template <int M>
   static constexpr int together() {
@@ -26,8 +29,9 @@ struct Bf16 {
     __m512 acc[T][M];
     for (int t = 0; t < T; t++)
 #pragma GCC unroll 16
-      for (int m = 0; m < M; m++) acc[t][m] = _mm512_setzero_ps();
-    for (int k = 0; k < a.k_padded; k += 32, x += 16 * M, p += 1024) {
+      for (int m = 0; m < M; m++)
+        acc[t][m] = a.first ? _mm512_setzero_ps() : _mm512_load_ps(a.sums + (t * M + m) * 16);
+    for (int k = 0; k < a.k_count; k += 32, x += 16 * M, p += 1024) {
       __m512 sum[T][M];
 #pragma GCC unroll 2
       for (int t = 0; t < T; t++)
@@ -39,7 +43,7 @@ struct Bf16 {
 #pragma GCC unroll 2
         for (int t = 0; t < T; t++) {
           const uint8_t* from = p + t * stride + j * 64;
-          _mm_prefetch(reinterpret_cast<const char*>(from) + 8192, _MM_HINT_T0);
+          _mm_prefetch(reinterpret_cast<const char*>(from) + a.ahead, _MM_HINT_T0);
           w[t] = (__m512bh)_mm512_load_si512(from);
         }
 #pragma GCC unroll 16
@@ -67,9 +71,10 @@ struct Bf16 {
   template <int M, int T>
   static void tiles(const TileArgs& a) {
     const float* x = static_cast<const float*>(a.x);
-    v16f acc[M] = {};
+    v16f acc[M];
+    for (int m = 0; m < M; m++) acc[m] = a.first ? v16f{} : load16(a.sums + m * 16);
     alignas(64) float w[32 * 16];
-    for (int k = 0; k < a.k_padded; k += 32, x += 32 * M) {
+    for (int k = 0; k < a.k_count; k += 32, x += 32 * M) {
       for (int j = 0; j < 16; j++) {
         const v16u pair = load_vec<v16u>(a.weight + int64_t(k / 2 + j) * 64);
         store16(w + j * 32, (v16f)(pair << 16));

@@ -45,31 +45,89 @@ constexpr int kActivationBytes = 4;
 constexpr int kMaxRows = 2;
 constexpr int kActivationBytes = 4;
 #endif
-// Weights of a chunk of tiles stay in the second-level cache while the row blocks pass over them.
-constexpr int64_t kChunkBytes = 384 << 10;
+// Tiles whose sums are kept while the inputs are taken step by step.
+constexpr int kChunkTiles = 16;
 
+// One call of a format's inner loop: `k_count` inputs of T neighbouring tiles, T * M running sums.
 struct TileArgs {
   const uint8_t* weight;
-  const uint8_t* scale;
+  const uint8_t* scale;  // null without scales inside the sum
   int64_t weight_stride, scale_stride;
-  const void* x;
-  int32_t k_padded;
+  const void* x;  // repacked activations of these inputs
+  int32_t k_count;
+  bool first;             // the sums start from zero
+  int64_t ahead;          // where the weights of about 8 KB later lie, in bytes from here
+  int64_t scale_ahead;
   float* sums;  // [T][M][16]
 };
+
+// Inputs taken at a time by a block of m rows, so that its activations stay in the first-level
+// cache; few rows stream whole tiles.
+RONDO_INLINE int32_t k_step(int32_t m) { return m <= 2 ? 1 << 30 : (4096 / m) & ~127; }
 
 RONDO_INLINE int32_t row_blocks(int32_t rows) { return (rows + kMaxRows - 1) / kMaxRows; }
 RONDO_INLINE int32_t block_begin(int32_t rows, int32_t blocks, int32_t b) {
   return int32_t(int64_t(rows) * b / blocks);
 }
 
+#if defined(RONDO_BF16_DOT)
+// Sixteen vectors of sixteen words: v[i][j] becomes v[j][i].
+RONDO_INLINE void transpose16(__m512i* v) {
+  __m512i t[16];
+#pragma GCC unroll 8
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(v[i], v[i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+    v[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+    v[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    v[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+    v[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) {
+    t[i] = _mm512_shuffle_i32x4(v[i], v[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_i32x4(v[i], v[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_i32x4(v[i + 8], v[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_i32x4(v[i + 8], v[i + 12], 0xdd);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) {
+    v[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+    v[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+    v[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+    v[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+  }
+}
+#endif
+
+// Repacks the rows [begin, begin + m); inputs beyond k become zero.
 static inline void pack_block(const rondo_linear_args* a, int32_t begin, int32_t m, void* out) {
   const bf16_t* x = a->x + int64_t(begin) * a->x_stride;
 #if defined(RONDO_BF16_DOT)
   uint32_t* to = static_cast<uint32_t*>(out);
   const int32_t whole = a->k / 2, all = a->k_padded / 2;
-  for (int32_t p = 0; p < whole; p++)
+  const __mmask16 rows = __mmask16((1u << m) - 1);
+  int32_t p = 0;
+  for (; m > 2 && p + 16 <= whole; p += 16) {
+    __m512i v[16];
+#pragma GCC unroll 16
+    for (int r = 0; r < 16; r++)
+      v[r] = r < m ? _mm512_loadu_si512(x + r * a->x_stride + 2 * p) : _mm512_setzero_si512();
+    transpose16(v);
+    // Whole stores run over into the next pair, which then overwrites them; the last may not.
+    uint32_t* at = to + int64_t(p) * m;
+#pragma GCC unroll 15
+    for (int j = 0; j < 15; j++) {
+      if (j * m + 16 <= 16 * m) _mm512_storeu_si512(at + j * m, v[j]);
+      else _mm512_mask_storeu_epi32(at + j * m, rows, v[j]);
+    }
+    _mm512_mask_storeu_epi32(at + 15 * m, rows, v[15]);
+  }
+  for (; p < whole; p++)
     for (int32_t r = 0; r < m; r++) memcpy(to + int64_t(p) * m + r, x + r * a->x_stride + 2 * p, 4);
-  int32_t p = whole;
   if (a->k & 1) {
     for (int32_t r = 0; r < m; r++) to[int64_t(p) * m + r] = x[r * a->x_stride + a->k - 1];
     p++;
@@ -113,37 +171,57 @@ __attribute__((noinline)) static void store_sums(const rondo_linear_args* a, con
   }
 }
 
+// All K of the tiles [t0, t1) against one block of M rows; sums has room for t1 - t0 + 1 tiles.
 template <class Format, int M>
-static void sweep(const rondo_linear_args* a, const void* x, int32_t row, int64_t t0, int64_t t1) {
+static void sweep(const rondo_linear_args* a, const void* x, int32_t row, int64_t t0, int64_t t1,
+                  float* sums) {
   constexpr int T = Format::template together<M>();
-  alignas(64) float sums[2 * M * 16];
-  TileArgs t{nullptr, nullptr, a->weight_stride, a->scale_stride, x, a->k_padded, sums};
-  for (int64_t tile = t0; tile < t1; tile += 2) {
-    t.weight = a->weight + tile * a->weight_stride;
-    t.scale = a->scale + tile * a->scale_stride;
-    const bool pair = tile + 1 < t1;
-    if (T == 2 && pair) {
-      Format::template tiles<M, T>(t);
-    } else {
-      Format::template tiles<M, 1>(t);
-      if (pair) {
-        t.weight += a->weight_stride, t.scale += a->scale_stride, t.sums += M * 16;
+  const int32_t step = k_step(M);
+  const int64_t scale_stride = a->scale ? a->scale_stride : 0;
+  TileArgs t{};
+  t.weight_stride = a->weight_stride, t.scale_stride = scale_stride;
+  for (int32_t k = 0; k < a->k_padded; k += t.k_count) {
+    t.k_count = a->k_padded - k < step ? a->k_padded - k : step;
+    t.first = k == 0;
+    const bool last = k + t.k_count == a->k_padded;
+    const int64_t weight_at = Format::weight_offset(k), scale_at = Format::scale_offset(k);
+    t.x = static_cast<const uint8_t*>(x) + int64_t(k) * M * kActivationBytes;
+    for (int64_t tile = t0; tile < t1; tile += 2) {
+      const bool pair = tile + 1 < t1;
+      const bool whole = t.first && last;
+      // The next visit: the same inputs of the next pair, or the next inputs of the first one.
+      const int64_t on = tile + 2 < t1 ? 2 : t0 - tile;
+      const int32_t further = on > 0 ? 0 : t.k_count;
+      t.ahead = whole ? 8192 : on * a->weight_stride + Format::weight_offset(further);
+      t.scale_ahead = whole ? 1024 : on * scale_stride + Format::scale_offset(further);
+      t.weight = a->weight + tile * a->weight_stride + weight_at;
+      t.scale = a->scale ? a->scale + tile * scale_stride + scale_at : nullptr;
+      t.sums = sums + (tile - t0) * M * 16;
+      if (T == 2 && pair) {
+        Format::template tiles<M, T>(t);
+      } else {
         Format::template tiles<M, 1>(t);
-        t.sums = sums;
+        if (pair) {
+          TileArgs u = t;
+          u.weight += a->weight_stride, u.sums += M * 16;
+          if (u.scale) u.scale += scale_stride;
+          Format::template tiles<M, 1>(u);
+        }
       }
+      if (!last) continue;
+      const float* second = t.sums + M * 16;
+      store_sums(a, t.sums, a->silu_mul ? second : nullptr, int32_t(tile), row, M);
+      if (pair && !a->silu_mul) store_sums(a, second, nullptr, int32_t(tile) + 1, row, M);
     }
-    const float* second = sums + M * 16;
-    store_sums(a, sums, a->silu_mul ? second : nullptr, int32_t(tile), row, M);
-    if (pair && !a->silu_mul) store_sums(a, second, nullptr, int32_t(tile) + 1, row, M);
   }
 }
 
 template <class Format, int M = kMaxRows>
 static void dispatch(const rondo_linear_args* a, int32_t m, const void* x, int32_t row, int64_t t0,
-                     int64_t t1) {
+                     int64_t t1, float* sums) {
   if constexpr (M > 0) {
-    if (m == M) sweep<Format, M>(a, x, row, t0, t1);
-    else dispatch<Format, M - 1>(a, m, x, row, t0, t1);
+    if (m == M) sweep<Format, M>(a, x, row, t0, t1, sums);
+    else dispatch<Format, M - 1>(a, m, x, row, t0, t1, sums);
   }
 }
 
@@ -166,20 +244,25 @@ static void product(const rondo_linear_args* a, int32_t worker, int32_t workers)
     }
     x = own;
   }
-  const int64_t tile_bytes = a->weight_stride + a->scale_stride;
-  int64_t chunk = blocks == 1 ? t1 - t0 : kChunkBytes / tile_bytes & ~int64_t(1);
-  if (chunk < 2) chunk = 2;
-  for (int64_t t = t0; t < t1; t += chunk) {
-    const int64_t end = t + chunk < t1 ? t + chunk : t1;
+  alignas(64) float sums[kChunkTiles * kMaxRows * 16];
+  for (int64_t t = t0; t < t1; t += kChunkTiles) {
+    const int64_t end = t + kChunkTiles < t1 ? t + kChunkTiles : t1;
     for (int32_t b = 0; b < blocks; b++) {
       const int32_t row = block_begin(a->rows, blocks, b);
       const int32_t m = block_begin(a->rows, blocks, b + 1) - row;
-      dispatch<Format>(a, m, x + row * row_bytes, row, t, end);
+      dispatch<Format>(a, m, x + row * row_bytes, row, t, end, sums);
     }
   }
 }
 
-#if !defined(RONDO_BF16_DOT)
+#if defined(RONDO_BF16_DOT)
+// acc + w0 * x0 + w1 * x1 in every lane, the pair read and broadcast by the instruction itself: the
+// compiler has no pattern for that and would spend an instruction and a register more.
+RONDO_INLINE __m512 dot_broadcast(__m512 acc, __m512bh w, const uint32_t* pair) {
+  asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*pair));
+  return acc;
+}
+#else
 // Adds `columns` decoded columns [columns][16] fp32 against M rows to p, column after column.
 template <int M>
 RONDO_INLINE void add_columns(const float* w, const float* x, int columns, v16f* p) {

@@ -15,11 +15,16 @@ namespace {
 using rondo::TileArgs;
 
 // The scale of 128-block b of this tile; one without block scales.
-RONDO_INLINE float block_scale(const uint8_t* scale, int64_t stride, int b) {
+RONDO_INLINE float block_scale(const uint8_t* scale, int b) {
   float s = 1.f;
-  if (stride) memcpy(&s, scale + int64_t(b) * 4, 4);
+  if (scale) memcpy(&s, scale + int64_t(b) * 4, 4);
   return s;
 }
+
+struct Layout {
+  static int64_t weight_offset(int32_t k) { return int64_t(k) * 16; }
+  static int64_t scale_offset(int32_t k) { return k / 128 * 4; }
+};
 
 #if defined(RONDO_BF16_DOT)
 
@@ -45,7 +50,7 @@ struct ByteTables {
 };
 const ByteTables kTables;
 
-struct Fp8 {
+struct Fp8 : Layout {
   template <int M>
   static constexpr int together() {
     return M >= 2 && M <= 4 ? 2 : 1;
@@ -61,8 +66,9 @@ struct Fp8 {
     __m512 acc[T][M];
     for (int t = 0; t < T; t++)
 #pragma GCC unroll 16
-      for (int m = 0; m < M; m++) acc[t][m] = _mm512_setzero_ps();
-    for (int b = 0, left = a.k_padded / 32; left > 0; b++, left -= 4) {
+      for (int m = 0; m < M; m++)
+        acc[t][m] = a.first ? _mm512_setzero_ps() : _mm512_load_ps(a.sums + (t * M + m) * 16);
+    for (int b = 0, left = a.k_count / 32; left > 0; b++, left -= 4) {
       alignas(64) float held[T][M][16];
       const int parts = left < 4 ? left : 4;
       for (int part = 0; part < parts; part++, x += 16 * M, p += 512) {
@@ -77,7 +83,7 @@ struct Fp8 {
 #pragma GCC unroll 2
           for (int t = 0; t < T; t++) {
             const uint8_t* from = p + t * a.weight_stride + j * 64;
-            _mm_prefetch(reinterpret_cast<const char*>(from) + 8192, _MM_HINT_T0);
+            _mm_prefetch(reinterpret_cast<const char*>(from) + a.ahead, _MM_HINT_T0);
             const __m512i c = _mm512_load_si512(from);
             const __m512i low = _mm512_permutex2var_epi8(l0, c, l1);
             const __m512i mag = _mm512_permutex2var_epi8(h0, c, h1);
@@ -104,8 +110,8 @@ struct Fp8 {
       }
 #pragma GCC unroll 2
       for (int t = 0; t < T; t++) {
-        const uint8_t* q = a.scale + t * a.scale_stride;
-        const __m512 s = _mm512_set1_ps(block_scale(q, a.scale_stride, b));
+        const uint8_t* q = a.scale ? a.scale + t * a.scale_stride : nullptr;
+        const __m512 s = _mm512_set1_ps(block_scale(q, b));
 #pragma GCC unroll 16
         for (int m = 0; m < M; m++)
           acc[t][m] = _mm512_fmadd_ps(_mm512_load_ps(held[t][m]), s, acc[t][m]);
@@ -152,7 +158,7 @@ RONDO_INLINE v16u pair_lanes(const uint8_t* p, int i) {
 #endif
 }
 
-struct Fp8 {
+struct Fp8 : Layout {
   template <int M>
   static constexpr int together() {
     return 1;
@@ -162,9 +168,10 @@ struct Fp8 {
   static void tiles(const TileArgs& a) {
     const float* x = static_cast<const float*>(a.x);
     const uint8_t* p = a.weight;
-    v16f acc[M] = {};
+    v16f acc[M];
+    for (int m = 0; m < M; m++) acc[m] = a.first ? v16f{} : load16(a.sums + m * 16);
     alignas(64) float w[32 * 16];
-    for (int b = 0, left = a.k_padded / 32; left > 0; b++, left -= 4) {
+    for (int b = 0, left = a.k_count / 32; left > 0; b++, left -= 4) {
       v16f held[M] = {};
       const int parts = left < 4 ? left : 4;
       for (int part = 0; part < parts; part++, x += 32 * M, p += 512) {
@@ -177,7 +184,7 @@ struct Fp8 {
         rondo::add_columns<M>(w, x, 32, sum);
         for (int m = 0; m < M; m++) held[m] = part ? held[m] + sum[m] : sum[m];
       }
-      const v16f s = splat16(block_scale(a.scale, a.scale_stride, b));
+      const v16f s = splat16(block_scale(a.scale, b));
       for (int m = 0; m < M; m++) acc[m] = fma16(held[m], s, acc[m]);
     }
     for (int m = 0; m < M; m++) store16(a.sums + m * 16, acc[m]);

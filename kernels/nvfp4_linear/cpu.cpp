@@ -26,6 +26,11 @@ RONDO_INLINE v16f group_scales(const uint8_t* p) {
 #endif
 }
 
+struct Layout {
+  static int64_t weight_offset(int32_t k) { return int64_t(k) * 8; }
+  static int64_t scale_offset(int32_t k) { return k; }
+};
+
 #if defined(RONDO_BF16_DOT)
 
 // Codes to bf16; twice, so that the fifth index bit of vpermw needs no mask.
@@ -34,61 +39,102 @@ alignas(64) const uint16_t kCodes[32] = {
     0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0, 0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040,
     0x4080, 0x40C0, 0x8000, 0xBF00, 0xBF80, 0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0};
 
-struct Nvfp4 {
+struct Nvfp4 : Layout {
   template <int M>
   static constexpr int together() {
     return M <= 4 ? 2 : 1;
   }
 
+  // The four pairs of one vector of codes.
+  RONDO_INLINE void decode(__m512i c, __m512i lut, __m512bh* w) {
+    w[0] = (__m512bh)_mm512_permutexvar_epi16(c, lut);
+    w[1] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi32(c, 4), lut);
+    w[2] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi32(c, 8), lut);
+    w[3] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi32(c, 12), lut);
+  }
+
   template <int M, int T>
   static void tiles(const TileArgs& a) {
     const __m512i lut = _mm512_load_si512(kCodes);
-    const int groups = a.k_padded / 16;
+    const int groups = a.k_count / 16;
+    const int64_t ahead = a.ahead, scale_ahead = a.scale_ahead;
     const uint32_t* x = static_cast<const uint32_t*>(a.x);
     const uint8_t* p[T];
     const uint8_t* q[T];
     __m512 acc[T][M];
+#pragma GCC unroll 2
     for (int t = 0; t < T; t++) {
       p[t] = a.weight + t * a.weight_stride, q[t] = a.scale + t * a.scale_stride;
 #pragma GCC unroll 16
-      for (int m = 0; m < M; m++) acc[t][m] = _mm512_setzero_ps();
+      for (int m = 0; m < M; m++)
+        acc[t][m] = a.first ? _mm512_setzero_ps() : _mm512_load_ps(a.sums + (t * M + m) * 16);
     }
     for (int g = 0; g < groups; g++, x += 8 * M) {
-      __m512 sum[T][M];
-#pragma GCC unroll 2
-      for (int t = 0; t < T; t++)
-#pragma GCC unroll 16
-        for (int m = 0; m < M; m++) sum[t][m] = _mm512_setzero_ps();
-#pragma GCC unroll 2
-      for (int h = 0; h < 2; h++) {
-        __m512bh w[T][4];
-#pragma GCC unroll 2
-        for (int t = 0; t < T; t++) {
-          const char* ahead = reinterpret_cast<const char*>(p[t]) + g * 128 + h * 64 + 8192;
-          _mm_prefetch(ahead, _MM_HINT_T0);
-          const __m512i c = _mm512_load_si512(p[t] + g * 128 + h * 64);
-          w[t][0] = (__m512bh)_mm512_permutexvar_epi16(c, lut);
-          w[t][1] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi32(c, 4), lut);
-          w[t][2] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi32(c, 8), lut);
-          w[t][3] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi32(c, 12), lut);
-        }
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; j++)
-#pragma GCC unroll 16
-          for (int m = 0; m < M; m++) {
-            const __m512bh v = (__m512bh)_mm512_set1_epi32(int(x[(h * 4 + j) * M + m]));
-#pragma GCC unroll 2
-            for (int t = 0; t < T; t++) sum[t][m] = _mm512_dpbf16_ps(sum[t][m], w[t][j], v);
-          }
-      }
+      __m512 s[T];
 #pragma GCC unroll 2
       for (int t = 0; t < T; t++) {
-        if (!(g & 3)) _mm_prefetch(reinterpret_cast<const char*>(q[t]) + g * 16 + 1024, _MM_HINT_T0);
-        const __m512 s = (__m512)group_scales(q[t] + g * 16);
+        const char* later = reinterpret_cast<const char*>(p[t]) + g * 128 + ahead;
+        _mm_prefetch(later, _MM_HINT_T0);
+        _mm_prefetch(later + 64, _MM_HINT_T0);
+        if (!(g & 3))
+          _mm_prefetch(reinterpret_cast<const char*>(q[t]) + g * 16 + scale_ahead, _MM_HINT_T0);
+        s[t] = (__m512)group_scales(q[t] + g * 16);
+      }
+      if constexpr (T * M <= 8) {
+        // All chains side by side; two halves of the group, to keep few weights at a time.
+        __m512 sum[T][M];
+#pragma GCC unroll 2
+        for (int t = 0; t < T; t++)
 #pragma GCC unroll 16
-        for (int m = 0; m < M; m++) acc[t][m] = _mm512_fmadd_ps(sum[t][m], s, acc[t][m]);
+          for (int m = 0; m < M; m++) sum[t][m] = _mm512_setzero_ps();
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; h++) {
+          __m512bh w[T][4];
+#pragma GCC unroll 2
+          for (int t = 0; t < T; t++)
+            decode(_mm512_load_si512(p[t] + g * 128 + h * 64), lut, w[t]);
+#pragma GCC unroll 4
+          for (int j = 0; j < 4; j++)
+#pragma GCC unroll 16
+            for (int m = 0; m < M; m++) {
+              const uint32_t* pair = x + (h * 4 + j) * M + m;
+              if constexpr (T == 1) {
+                sum[0][m] = rondo::dot_broadcast(sum[0][m], w[0][j], pair);
+              } else {
+                const __m512bh v = (__m512bh)_mm512_set1_epi32(int(*pair));
+#pragma GCC unroll 2
+                for (int t = 0; t < T; t++) sum[t][m] = _mm512_dpbf16_ps(sum[t][m], w[t][j], v);
+              }
+            }
+        }
+#pragma GCC unroll 2
+        for (int t = 0; t < T; t++)
+#pragma GCC unroll 16
+          for (int m = 0; m < M; m++) acc[t][m] = _mm512_fmadd_ps(sum[t][m], s[t], acc[t][m]);
+      } else {
+        // Many rows: the whole group decoded, then up to six chains side by side.
+        constexpr int kParts = (M + 5) / 6;
+        __m512bh w[8];
+        decode(_mm512_load_si512(p[0] + g * 128), lut, w);
+        decode(_mm512_load_si512(p[0] + g * 128 + 64), lut, w + 4);
+#pragma GCC unroll 3
+        for (int part = 0; part < kParts; part++) {
+          const int begin = M * part / kParts, n = M * (part + 1) / kParts - begin;
+          __m512 sum[6];
+#pragma GCC unroll 6
+          for (int i = 0; i < n; i++) sum[i] = _mm512_setzero_ps();
+#pragma GCC unroll 8
+          for (int j = 0; j < 8; j++)
+#pragma GCC unroll 6
+            for (int i = 0; i < n; i++)
+              sum[i] = rondo::dot_broadcast(sum[i], w[j], x + j * M + begin + i);
+#pragma GCC unroll 6
+          for (int i = 0; i < n; i++)
+            acc[0][begin + i] = _mm512_fmadd_ps(sum[i], s[0], acc[0][begin + i]);
+        }
       }
     }
+#pragma GCC unroll 2
     for (int t = 0; t < T; t++)
 #pragma GCC unroll 16
       for (int m = 0; m < M; m++) _mm512_store_ps(a.sums + (t * M + m) * 16, acc[t][m]);
@@ -120,7 +166,7 @@ RONDO_INLINE v16f code_values(v16u lanes) {
 #endif
 }
 
-struct Nvfp4 {
+struct Nvfp4 : Layout {
   template <int M>
   static constexpr int together() {
     return 1;
@@ -128,9 +174,10 @@ struct Nvfp4 {
 
   template <int M, int T>
   static void tiles(const TileArgs& a) {
-    const int groups = a.k_padded / 16;
+    const int groups = a.k_count / 16;
     const float* x = static_cast<const float*>(a.x);
-    v16f acc[M] = {};
+    v16f acc[M];
+    for (int m = 0; m < M; m++) acc[m] = a.first ? v16f{} : load16(a.sums + m * 16);
     alignas(64) float w[16 * 16];
     for (int g = 0; g < groups; g++, x += 16 * M) {
 #pragma GCC unroll 2

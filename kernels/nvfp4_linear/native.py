@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from kernels.nvfp4_linear.pack import pack_nvfp4
 from kernels.cpu.product import PackedLinear, linear
+from kernels.nvfp4_linear.pack import pack_nvfp4
 
 __all__ = ["PackedLinear", "linear", "pack_nvfp4"]

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// What the machine can give: the read rate of memory, its copy rate, and the rate of the dot
+// product that the kernels of this library are made of.
+#include "product.h"
+
+struct rondo_probe_args {
+  const uint8_t* from;  // bytes, a multiple of 256 for each worker
+  uint8_t* to;          // copy only
+  uint32_t* sink;       // 16 a worker; keeps the loops from being removed
+  int64_t bytes;
+  int64_t rounds;  // dot only: each does kDotFlops operations
+};
+typedef rondo_probe_args rondo_probe_read_args;
+typedef rondo_probe_args rondo_probe_copy_args;
+typedef rondo_probe_args rondo_probe_dot_args;
+
+namespace {
+
+constexpr int kChains = 12;
+#if defined(RONDO_BF16_DOT)
+constexpr int64_t kDotFlops = kChains * 16 * 4;
+#else
+constexpr int64_t kDotFlops = kChains * 16 * 2;
+#endif
+
+RONDO_INLINE rondo_range share_of(const rondo_probe_args* a, int32_t worker, int32_t workers) {
+  const rondo_range r = rondo_share(a->bytes / 256, worker, workers);
+  return {r.begin * 256, r.end * 256};
+}
+
+}  // namespace
+
+RONDO_OP(probe_read) {
+  const rondo_range mine = share_of(a, worker, workers);
+  v16u s0{}, s1{}, s2{}, s3{};
+  for (int64_t i = mine.begin; i < mine.end; i += 256) {
+    const uint8_t* p = a->from + i;
+    for (int line = 0; line < 256; line += 64) __builtin_prefetch(p + 8192 + line, 0, 3);
+    s0 ^= load_vec<v16u>(p);
+    s1 ^= load_vec<v16u>(p + 64);
+    s2 ^= load_vec<v16u>(p + 128);
+    s3 ^= load_vec<v16u>(p + 192);
+  }
+  store_vec(a->sink + worker * 16, s0 ^ s1 ^ s2 ^ s3);
+}
+
+RONDO_OP(probe_copy) {
+  const rondo_range mine = share_of(a, worker, workers);
+  memcpy(a->to + mine.begin, a->from + mine.begin, size_t(mine.end - mine.begin));
+}
+
+RONDO_OP(probe_dot) {
+  (void)workers;
+  float* sink = reinterpret_cast<float*>(a->sink) + worker * 16;
+  v16f total{};
+#if defined(RONDO_BF16_DOT)
+  __m512 acc[kChains];
+  for (int c = 0; c < kChains; c++) acc[c] = _mm512_loadu_ps(sink);
+  __m512bh w = (__m512bh)_mm512_loadu_si512(a->from), x = (__m512bh)_mm512_loadu_si512(a->from + 64);
+  for (int64_t i = 0; i < a->rounds; i++) {
+#pragma GCC unroll 12
+    for (int c = 0; c < kChains; c++) acc[c] = _mm512_dpbf16_ps(acc[c], w, x);
+  }
+  for (int c = 0; c < kChains; c++) total += (v16f)acc[c];
+#else
+  // Chains in registers at every level: pieces of 4, 8 or 16 lanes.
+#if defined(__AVX512F__)
+  typedef v16f piece;
+#elif defined(__AVX2__)
+  typedef float piece __attribute__((vector_size(32)));
+#else
+  typedef float piece __attribute__((vector_size(16)));
+#endif
+  constexpr int pieces = sizeof(v16f) / sizeof(piece);
+  const piece w = load_vec<piece>(a->from), x = load_vec<piece>(a->from + 64);
+  piece acc[kChains];
+  for (int c = 0; c < kChains; c++) acc[c] = load_vec<piece>(sink);
+  for (int64_t i = 0; i < a->rounds * pieces; i++) {
+#pragma GCC unroll 12
+    for (int c = 0; c < kChains; c++) {
+#if defined(__AVX512F__)
+      acc[c] = fma16(w, x, acc[c]);
+#elif defined(__FMA__)
+      acc[c] = (piece)_mm256_fmadd_ps((__m256)w, (__m256)x, (__m256)acc[c]);
+#else
+      acc[c] = w * x + acc[c];
+#endif
+    }
+  }
+  for (int c = 0; c < kChains; c++) {
+    v16f wide{};
+    memcpy(&wide, &acc[c], sizeof(piece));
+    total += wide;
+  }
+#endif
+  store16(sink, total);
+}
+
+RONDO_API int64_t rondo_probe_dot_flops(void) { return kDotFlops; }

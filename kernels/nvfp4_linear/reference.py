@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Readable NVFP4 weights: e2m1 codes, one e4m3 scale per 16 inputs, one float32 scale."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.e2m1.reference import decode, unpack
+
+GROUP = 16
+
+
+def dequantise_nvfp4(codes: Tensor, scales: Tensor, scale_2: Tensor | float) -> Tensor:
+    """float32 [N, K] = e2m1(code) * scale[n, k // 16] * scale_2.
+
+    Args:
+        codes: uint8 [N, K/2], the even input in the low nibble.
+        scales: float8_e4m3fn [N, K/16].
+        scale_2: one number.
+
+    Raises:
+        ValueError: the shapes do not belong together.
+    """
+    rows, half = codes.shape
+    if tuple(scales.shape) != (rows, half * 2 // GROUP) or half * 2 % GROUP:
+        raise ValueError(f"scales {list(scales.shape)} do not fit codes {list(codes.shape)}")
+    values = decode(unpack(codes)).view(rows, -1, GROUP)
+    # The product of code and scale is exact, so there is one rounding in all.
+    return (values * scales.float().unsqueeze(-1)).view(rows, -1) * float(scale_2)
+
+
+def linear(x: Tensor, codes: Tensor, scales: Tensor, scale_2: Tensor | float) -> Tensor:
+    """x @ W^T with float32 sums and one rounding: x [..., K] -> [..., N] in x's dtype."""
+    weight = dequantise_nvfp4(codes, scales, scale_2)
+    return functional.linear(x.to(torch.float32), weight).to(x.dtype)
