@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import secrets
-import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engine.answer import AnswerStream, AnswerTally
 from engine.api import GenerateRequest, Generation, KernelRow, KernelTable, LoadProgress, ModelCard
 from engine.errors import Cancelled, PromptError, UsageError
 from engine.knobs import KnobSet
@@ -22,7 +22,6 @@ from engine.model.choose import open_backend
 from engine.paths import profile_path
 from engine.spec.decode import DecodeLoop, Round
 from engine.spec.sampling import Sampling
-from engine.spec.stopping import StopScanner
 
 PREFILL_CHUNK = 256
 DEFAULT_CONTEXT_TOKENS = 32768  # or the model's own, if smaller
@@ -195,9 +194,9 @@ class Engine:
         ids, thinking = self.prompt_ids(request)
         ids, dropped = self._fitted(ids, request.truncate)
         depth = self._knobs.number("MTP_DEPTH") if request.speculate else 0
-        stream = _Stream(self._checkpoint, request.stop, thinking, on_text)
+        stream = AnswerStream(self._checkpoint, request.stop, thinking, on_text)
         loop = DecodeLoop(self._backend, sampling, self._stop_ids)
-        tally = _Tally()
+        tally = AnswerTally()
         try:
             self._prefill(ids, loop, depth > 0, on_prompt, cancel)
             first_token_s = time.perf_counter()
@@ -241,8 +240,8 @@ class Engine:
         request: GenerateRequest,
         loop: DecodeLoop,
         depth: int,
-        stream: _Stream,
-        tally: _Tally,
+        stream: AnswerStream,
+        tally: AnswerTally,
         on_round: Callable[[Round, float, int], None] | None,
         cancel: threading.Event,
     ) -> str:
@@ -300,99 +299,3 @@ class Engine:
                 f"{len(ids):,} tokens do not fit the context of {self._backend.capacity:,}."
             )
         return ids
-
-
-class _Stream:
-    """Turns token ids into shown text: whole characters, nothing past a stop string."""
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        stops: tuple[str, ...],
-        thinking: bool,
-        on_text: Callable[[str], None] | None,
-    ) -> None:
-        self.ids: list[int] = []
-        self._detokeniser = checkpoint.tokenizer.detokeniser()
-        self._scanner = StopScanner(stops)
-        self._parts: list[str] = []
-        self._on_text = on_text
-        if thinking:
-            self._show("<think>\n")
-
-    def add(self, tokens: Sequence[int]) -> bool:
-        """Append tokens; True when a stop string was met (its tokens stay in `ids`)."""
-        self.ids.extend(tokens)
-        self._show(self._scanner.feed(self._detokeniser.feed_all(tokens)))
-        return self._scanner.stopped
-
-    def finish(self) -> None:
-        """Show what was held back for a character or a stop string that did not come."""
-        if not self._scanner.stopped:
-            self._show(self._scanner.feed(self._detokeniser.flush()))
-            self._show(self._scanner.flush())
-
-    def split(self) -> tuple[str, str]:
-        """(answer, reasoning): the text after and inside the thinking part."""
-        text = "".join(self._parts)
-        if not text.startswith("<think>"):
-            return text, ""
-        inside, _, answer = text.removeprefix("<think>").partition("</think>")
-        return answer.lstrip("\n"), inside.strip("\n")
-
-    def _show(self, text: str) -> None:
-        if text:
-            self._parts.append(text)
-            if self._on_text:
-                self._on_text(text)
-
-
-class _Tally:
-    """Sums over the rounds of one answer."""
-
-    def __init__(self) -> None:
-        self._round_ms: list[float] = []
-        self._tokens = self._drafted = self._accepted = self._bytes = 0
-
-    def count(self, done: Round, round_ms: float) -> None:
-        self._round_ms.append(round_ms)
-        self._tokens += len(done.tokens)
-        self._drafted += done.drafted
-        self._accepted += done.accepted
-        self._bytes += done.bytes_read
-
-    def generation(
-        self,
-        stream: _Stream,
-        *,
-        prompt_tokens: int,
-        dropped: int,
-        finish: str,
-        ttft_s: float,
-        decode_s: float,
-        roof_gbps: float | None,
-    ) -> Generation:
-        """The answer with its figures; decode rates leave out the first token, which the prefill gave."""
-        text, reasoning = stream.split()
-        rounds = len(self._round_ms)
-        rounds_s = sum(self._round_ms) / 1e3
-        return Generation(
-            text=text,
-            reasoning=reasoning,
-            token_ids=tuple(stream.ids),
-            prompt_tokens=prompt_tokens,
-            dropped_prompt_tokens=dropped,
-            finish_reason=finish,
-            rounds=rounds,
-            drafted_tokens=self._drafted,
-            accepted_tokens=self._accepted,
-            tokens_per_round=self._tokens / rounds if rounds else None,
-            acceptance_pct=100.0 * self._accepted / self._drafted if self._drafted else None,
-            ttft_ms=ttft_s * 1e3,
-            prefill_tps=prompt_tokens / ttft_s if ttft_s > 0 and stream.ids else None,
-            decode_tps=self._tokens / decode_s if rounds and decode_s > 0 else None,
-            round_ms_median=statistics.median(self._round_ms) if rounds else None,
-            bytes_per_round=self._bytes // rounds if rounds else None,
-            read_gbps=self._bytes / rounds_s / 1e9 if rounds_s > 0 else None,
-            roof_gbps=roof_gbps,
-        )
