@@ -97,3 +97,10 @@ def test_torch_and_triton_keep_their_range(marker: str) -> None:
     lines = PROJECT["project"]["dependencies"]
     (line,) = (line for line in lines if name_of(line) == marker)
     assert {"torch": ">=2.13,<2.14", "triton": ">=3.6"}[marker] in line
+
+
+@pytest.mark.parametrize("name", ["README.md", "ops/guides/operating.md"])
+def test_every_link_of_a_page_leads_to_a_file(name: str) -> None:
+    page = ROOT / name
+    targets = re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8"))
+    assert [target for target in targets if not (page.parent / target).exists()] == []
