@@ -83,6 +83,7 @@ def attention_prepare(
         table: bf16 [positions, rotary_dim] from `rope_table`.
         start: int32 [1], committed positions, the pending included; read when the tape runs.
         q_out: bf16 [>= rows, Hq, D], contiguous.
+        rows: up to the cache's capacity, 32 in a tree; 0 only moves what is pending.
         parents: int32 [32] as in `gated_delta`; None for a chain.
 
     Raises:
@@ -92,8 +93,8 @@ def attention_prepare(
     query_heads = q_out.shape[1]
     positions, rotary_dim = table.shape
     limit = cache.capacity if parents is None else MAX_NODES
-    if not 1 <= rows <= limit:
-        raise ValueError(f"rows must lie in 1..{limit}, got {rows}")
+    if not 0 <= rows <= limit:
+        raise ValueError(f"rows must lie in 0..{limit}, got {rows}")
     if query_heads % heads:
         raise ValueError(f"{query_heads} query heads do not divide into {heads} key heads")
     if rotary_dim % 2 or rotary_dim > dim:

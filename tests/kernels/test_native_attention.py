@@ -220,6 +220,7 @@ def test_operands_are_refused(fastest: NativeLibrary) -> None:
             ({"k": torch.zeros(4, 64, dtype=bf16)}, "k must have shape"),
             ({"q_scale": torch.zeros(32)}, "q_scale must have shape"),
             ({"q_out": torch.zeros(3, 4, 64, dtype=bf16)}, "q_out must hold"),
+            ({"rows": 33}, "rows must lie in 0..32"),
         ):
             with pytest.raises(ValueError, match=message):
                 attention_prepare(Tape(pool), **{**prepare, **change})

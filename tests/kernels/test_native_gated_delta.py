@@ -187,6 +187,23 @@ def test_a_layer_agrees_with_the_reference(library: NativeLibrary) -> None:
     assert _relative(recurrent, state) < 6e-3
 
 
+@pytest.mark.parametrize("nodes", [[], [0], [0, 1, 2]])
+def test_pending_rows_commit_without_a_pass(library: NativeLibrary, nodes: list[int]) -> None:
+    shape = DeltaShape(1, 3, 32, 48)
+    inputs = random_inputs(shape, 8, 2)
+    with closing(DeltaLayer(library, shape, inputs)) as layer:
+        layer.verify([0, 1, 2, 3])
+        layer.commit(nodes)
+        assert layer.advance([]).shape[0] == 0
+        recurrent, tail = layer.recurrent(), layer.state.tail
+    if nodes:
+        _, state, wanted_tail = _decode(library, shape, inputs, nodes)
+    else:
+        state, wanted_tail = inputs.state, inputs.tail
+    assert same_bits(recurrent, state)
+    assert same_bits(tail, wanted_tail)
+
+
 def test_a_commit_of_the_wrong_row_is_seen(fastest: NativeLibrary) -> None:
     shape = DeltaShape(1, 3, 32, 32)
     inputs = random_inputs(shape, 8, 2)
@@ -245,8 +262,9 @@ def test_operands_are_refused(fastest: NativeLibrary) -> None:
     }
     record = DeltaRecord.zeros(shape, 8)
     wrong = [
-        ({"rows": 9}, "rows must lie in 1..8"),
-        ({"rows": 0}, "rows must lie in 1..8"),
+        ({"rows": 9}, "rows must lie in 0..8"),
+        ({"rows": -1}, "rows must lie in 0..8"),
+        ({"rows": 0, "record": record}, "rows must lie in 1..8"),
         ({"z": torch.zeros(8, 32)}, "z must be torch.bfloat16"),
         ({"out": torch.zeros(8, 31, dtype=torch.bfloat16)}, "out must have shape"),
         ({"record": DeltaRecord.zeros(shape, 4)}, "same rows"),
