@@ -150,6 +150,7 @@ class ModelCard:
     thinks_by_default: bool
     roof_gbps: float | None  # measured read rate of this machine, None until it is known
     load_s: float
+    roof_place: str = "memory"  # or cache, where a round's bytes fit into it
     notices: tuple[str, ...] = ()  # things the operator should know, e.g. a fallback and its reason
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import psutil
@@ -14,6 +15,11 @@ from engine.measure.machine import available_cores
 
 if TYPE_CHECKING:
     from kernels.probe import Probe
+    from kernels.tape import Pool
+
+_LEAST_WORKING_SET = 1 << 20
+_MEMORY_WORKING_SET = 256 << 20
+_CACHE_PASSES = 50
 
 
 class Probes(Protocol):
@@ -27,6 +33,30 @@ class Probes(Protocol):
 
     def barrier_ns(self) -> float:
         """How long the threads take to meet, ns; it tells near cores from far ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roof:
+    """The read rate that bounds a round; `place` says where the bytes lie: memory or cache."""
+
+    read_gbps: float
+    place: str
+
+
+def roof_of_rounds(pool: Pool, bytes_per_round: int) -> Roof:
+    """Read rate of this pool over as many bytes as a round reads.
+
+    A model that fits into half of the last-level cache is read from there, so the memory's rate would not bound
+    it; anything larger is compared with a working set that no cache holds.
+    """
+    from kernels.probe import last_level_cache_bytes, read_gbps
+
+    cache_bytes = last_level_cache_bytes()
+    if bytes_per_round <= cache_bytes // 2:
+        size = max(bytes_per_round, _LEAST_WORKING_SET)
+        return Roof(read_gbps(pool, size, passes=_CACHE_PASSES), "cache")
+    size = max(_MEMORY_WORKING_SET, 8 * cache_bytes)
+    return Roof(read_gbps(pool, size), "memory")
 
 
 @contextmanager

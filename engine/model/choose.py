@@ -13,6 +13,7 @@ from engine.api import LoadProgress, ModelCard
 from engine.errors import UsageError
 from engine.knobs import KnobSet
 from engine.load.checkpoint import Checkpoint
+from engine.measure.roof import Roof, roof_of_rounds
 from engine.model.backend import Backend
 from engine.model.byte_model import ByteModel
 from engine.model.native import NativeBackend
@@ -37,7 +38,7 @@ class OpenedBackend:
     backend: Backend
     device: str
     notices: tuple[str, ...]
-    roof_gbps: float | None
+    roof: Roof | None
 
     def card(self, checkpoint: Checkpoint, *, knobs: KnobSet, load_s: float) -> ModelCard:
         """The card of the model that runs on this backend."""
@@ -66,7 +67,8 @@ class OpenedBackend:
             speculates=not speculation.startswith("off"),
             thinks=checkpoint.template.has_thinking_switch,
             thinks_by_default=checkpoint.template.thinks_by_default,
-            roof_gbps=self.roof_gbps,
+            roof_gbps=self.roof.read_gbps if self.roof else None,
+            roof_place=self.roof.place if self.roof else "memory",
             load_s=load_s,
             notices=(*checkpoint.notices, *self.notices),
         )
@@ -121,7 +123,8 @@ def _native(
     )
     count = threads or choose_threads(backend, library)
     device = f"CPU, {_threads(count)}, {ISA_NAMES[library.isa]}"
-    return OpenedBackend(backend, device, (), None)
+    roof = roof_of_rounds(backend.pool, backend.round_bytes(1, 0))
+    return OpenedBackend(backend, device, (), roof)
 
 
 def _reference(
