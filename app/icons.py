@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 from PySide6.QtCore import QByteArray, QRectF, QSize, Qt
@@ -13,6 +14,7 @@ ICON_DIR = Path(__file__).resolve().parents[1] / "assets" / "icons"
 _SIZES_PX = (16, 20, 24, 32, 48, 64)
 
 
+@lru_cache(maxsize=128)  # every message has four of them
 def icon(name: str, color: str, disabled: str | None = None) -> QIcon:
     """Icon `name` in one colour (and in `disabled` where the control is off)."""
     source = (ICON_DIR / f"{name}.svg").read_text(encoding="utf-8")
