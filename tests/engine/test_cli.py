@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The commands: JSON on stdout and nothing else, exit codes, and errors that name the next step."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from checkpoints import make_checkpoint
+
+from engine.cli import FAILED, GATE, OK, USAGE, main
+
+GENERATE_KEYS = {
+    "text", "token_ids", "prompt_tokens", "finish_reason", "rounds", "drafted_tokens", "accepted_tokens",
+    "tokens_per_round", "acceptance_pct", "ttft_ms", "prefill_tps", "decode_tps", "round_ms_median",
+    "bytes_per_round", "read_gbps", "roof_gbps",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    make_checkpoint(folder, max_position_embeddings=1024)
+    return str(folder)
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict]:
+    code = main([*arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_generate_prints_the_answer_and_every_figure(
+    capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    arguments = ("generate", "--model", model, "--prompt", "the pace", "--max-tokens", "20")
+    code, values = run_json(capsys, *arguments, "--threads", "1")
+    assert code == OK
+    assert values.keys() >= GENERATE_KEYS
+    assert values["drafted_tokens"] > 0
+    assert values["read_gbps"] > 0
+    assert values["roof_gbps"] > 0
+    code, plain = run_json(capsys, *arguments, "--threads", "1", "--no-spec")
+    assert plain["token_ids"] == values["token_ids"]
+    assert plain["drafted_tokens"] == 0
+    assert plain["acceptance_pct"] is None
+    assert main([*arguments, "--threads", "1"]) == OK
+    captured = capsys.readouterr()
+    assert captured.out == values["text"] + "\n"
+    assert "tok/s" in captured.err
+
+
+def test_generate_reads_stdin_and_skips_the_template(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    stdin = io.TextIOWrapper(io.BytesIO("größer \0 \udcff".encode("utf-8", "surrogateescape")))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    code, values = run_json(
+        capsys, "generate", "--model", model, "--prompt", "-", "--raw", "--max-tokens", "2"
+    )
+    assert code == OK
+    assert values["prompt_tokens"] < 15
+
+
+def test_a_seed_gives_the_same_text(capsys: pytest.CaptureFixture[str], model: str) -> None:
+    common = ("generate", "--model", model, "--prompt", "the", "--max-tokens", "12")
+    sampled = (*common, "--temperature", "1.2", "--seed", "4")
+    first = run_json(capsys, *sampled)[1]
+    assert run_json(capsys, *sampled, "--no-spec")[1]["token_ids"] == first["token_ids"]
+    assert run_json(capsys, *sampled[:-1], "5")[1]["token_ids"] != first["token_ids"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["generate", "--prompt", "x", "--knob", "QWEN38_MTP_DEPHT=1"], USAGE, "QWEN38_MTP_DEPTH"),
+        (["generate", "--prompt", "x", "--knob", "QWEN38_MTP_DEPTH=9"], USAGE, "from 0 to 4"),
+        (["generate", "--prompt", "x", "--knob", "nonsense"], USAGE, "KEY=value"),
+        (["generate", "--prompt", "x", "--profile", "no such"], USAGE, "profile"),
+        (["generate", "--prompt", "x", "--threads", "0"], USAGE, "threads"),
+        (["generate", "--prompt", "x", "--temperature", "-1"], USAGE, "temperature"),
+        (["generate", "--prompt", "  "], FAILED, "empty"),
+        (["agree", "--prompts", "no such file"], USAGE, "prompts"),
+    ],
+)
+def test_mistakes_are_named_with_the_next_step(
+    capsys: pytest.CaptureFixture[str], model: str, arguments: list[str], code: int, says: str
+) -> None:
+    arguments += ["--model", model]
+    assert main(arguments) == code
+    assert says.lower() in capsys.readouterr().err.lower()
+    got, values = run_json(capsys, *arguments)
+    assert got == code
+    assert values["error"]["cause"]
+
+
+def test_a_folder_that_is_no_model_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["generate", "--prompt", "x", "--model", str(tmp_path)]) == FAILED
+    assert "config.json" in capsys.readouterr().err
+
+
+def test_usage_errors_of_the_parser_exit_with_2() -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["generate"])
+    assert stopped.value.code == USAGE
+
+
+def test_agree_holds_on_a_random_model_and_counts(
+    capsys: pytest.CaptureFixture[str], model: str, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("# a comment\nthe pace\n\nthe engine reads\n", "utf-8")
+    code, values = run_json(
+        capsys, "agree", "--model", model, "--prompts", str(prompts), "--tokens", "24"
+    )
+    assert code == OK
+    assert (values["prompts"], values["identical"], values["divergences"]) == (2, 2, 0)
+    assert values["ok"] is True
+
+
+def test_agree_exits_with_3_when_drafts_change_the_text(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    """A verify pass that accepts a wrong token must be caught: the gate can fail."""
+    from engine.model.backend import Verified
+    from engine.model.native import NativeBackend
+
+    honest = NativeBackend.verify
+
+    def dishonest(self: NativeBackend, ids: list[int]) -> Verified:
+        verified = honest(self, ids)
+        return Verified([*ids[1:], verified.best[-1]], verified.logits)
+
+    monkeypatch.setattr(NativeBackend, "verify", dishonest)
+    code, values = run_json(capsys, "agree", "--model", model, "--limit", "2", "--tokens", "16")
+    assert code == GATE
+    assert values["divergences"] == 2
+
+
+def test_knobs_lists_every_switch_with_its_source(capsys: pytest.CaptureFixture[str]) -> None:
+    code, values = run_json(capsys, "knobs", "--knob", "QWEN38_MTP_DEPTH=2")
+    assert code == OK
+    rows = {row["name"]: row for row in values["knobs"]}
+    assert (rows["QWEN38_MTP_DEPTH"]["value"], rows["QWEN38_MTP_DEPTH"]["source"]) == (
+        "2",
+        "caller",
+    )
+    assert rows["QWEN38_VERIFY_GRAPH"]["source"] == "profile"
+
+
+def test_probe_measures_and_refuses_a_set_inside_the_caches(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, values = run_json(capsys, "probe", "--threads", "1", "--megabytes", "128")
+    assert code == OK
+    assert values["working_set_bytes"] == 128 << 20
+    assert 0 < values["read_gbps"] < 1000
+    assert main(["probe", "--megabytes", "1"]) == USAGE
+
+
+def test_doctor_says_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    _, values = run_json(capsys, "doctor")
+    found = {finding["subject"]: finding for finding in values["findings"]}
+    assert found["torch"]["status"] == "ok"
+    assert {"native kernels", "memory", "GPU", "switches", "demo model"} <= found.keys()

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""A quantised copy opens, answers nearly alike, and is refused where it cannot be made."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import make_checkpoint
+
+from engine import Engine
+from engine.errors import Cancelled, CheckpointError, UsageError
+from engine.load import quantise
+from engine.load.checkpoint import read_checkpoint
+from engine.load.quantise import quantise_checkpoint
+from engine.load.stored import Dense, Fp8Row, Nvfp4
+from engine.load.weights import AttentionLayerWeights
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("source")
+    make_checkpoint(folder, hidden_size=128, intermediate_size=256)
+    return folder
+
+
+@pytest.mark.parametrize("method", ["rtn", "clip"])
+def test_the_copy_has_the_right_formats_and_small_errors(
+    source: Path, tmp_path: Path, method: str
+) -> None:
+    reports = quantise_checkpoint(source, tmp_path / "copy", method=method)
+    copy = read_checkpoint(tmp_path / "copy")
+    assert copy.weight_format == "NVFP4 + FP8 head"
+    assert isinstance(copy.weights.head, Fp8Row)
+    layer = copy.weights.layers[0]
+    assert isinstance(layer.gate, Nvfp4)
+    assert isinstance(layer.in_b, Dense)
+    assert copy.weights.mtp is not None
+    assert isinstance(copy.weights.mtp.fc, Nvfp4)
+    errors = {report.module: report.relative_error for report in reports}
+    assert errors["lm_head"] < 0.03
+    assert 0.02 < errors["layers.0.mlp.gate_proj"] < 0.12
+    assert errors["layers.0.linear_attn.in_proj_b"] == 0.0
+    original = read_checkpoint(source)
+    assert torch.equal(copy.weights.embed, original.weights.embed)
+    attention = copy.weights.layers[3]
+    assert isinstance(attention, AttentionLayerWeights)
+    before = original.weights.layers[3].q.dequantise().float()
+    after = attention.q.dequantise().float()
+    assert float((after - before).norm() / before.norm()) == pytest.approx(
+        errors["layers.3.self_attn.q_proj"], rel=0.05
+    )
+
+
+def test_clip_search_is_never_worse_than_rounding(source: Path, tmp_path: Path) -> None:
+    totals = []
+    for method in ("rtn", "clip"):
+        reports = quantise_checkpoint(source, tmp_path / method, method=method)
+        totals.append(sum(r.relative_error for r in reports if r.format_name == "NVFP4"))
+    assert totals[1] <= totals[0]
+
+
+def test_the_copy_answers_with_the_same_tokenizer_and_template(
+    source: Path, tmp_path: Path
+) -> None:
+    quantise_checkpoint(source, tmp_path / "copy")
+    ids = list(range(10, 60))
+    knobs = {"QWEN38_CPU_ISA": "reference"}
+    logits = []
+    for folder in (source, tmp_path / "copy"):
+        with Engine.open(folder, profile=None, knobs=knobs, threads=1) as engine:
+            logits.append(engine.logits(ids))
+            assert engine.encode("the pace")
+    agreement = torch.nn.functional.cosine_similarity(logits[0], logits[1], dim=-1)
+    assert float(agreement.mean()) > 0.8
+
+
+def test_large_models_are_written_in_shards(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantise, "_SHARD_BYTES", 100_000)
+    quantise_checkpoint(source, tmp_path / "copy")
+    index = json.loads((tmp_path / "copy" / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) > 1
+    assert read_checkpoint(tmp_path / "copy").weight_format == "NVFP4 + FP8 head"
+
+
+def test_a_target_in_use_and_a_quantised_source_are_refused(source: Path, tmp_path: Path) -> None:
+    used = tmp_path / "used"
+    used.mkdir()
+    (used / "mine.txt").write_text("keep")
+    with pytest.raises(UsageError, match="not empty"):
+        quantise_checkpoint(source, used)
+    assert (used / "mine.txt").read_text() == "keep"
+    quantise_checkpoint(source, tmp_path / "once")
+    with pytest.raises(CheckpointError, match="quantised already"):
+        quantise_checkpoint(tmp_path / "once", tmp_path / "twice")
+    assert not (tmp_path / "twice").exists()
+
+
+def test_a_cancelled_copy_leaves_nothing(source: Path, tmp_path: Path) -> None:
+    cancel = threading.Event()
+    with pytest.raises(Cancelled):
+        quantise_checkpoint(
+            source, tmp_path / "copy", on_progress=lambda _: cancel.set(), cancel=cancel
+        )
+    assert not (tmp_path / "copy").exists()
