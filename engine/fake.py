@@ -8,10 +8,8 @@ comes from a `Script`. Times in the ring are the ones that really passed.
 from __future__ import annotations
 
 import queue
-import re
 import threading
 import time
-from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -38,6 +36,7 @@ from engine.api import (
 )
 from engine.errors import NumericsError, PromptError, RondoError
 from engine.fake_script import CONTEXT_LIMIT, ROOF_GBPS, SCRIPTS, Script
+from engine.fake_stream import TextStream, pieces_of
 
 
 class _Cancel(Exception):
@@ -58,7 +57,7 @@ class FakeEngine:
         self._serial = 0
         self._last_request = 0
         self._loads = 0
-        self._texts: dict[int, _Stream] = {}
+        self._texts: dict[int, TextStream] = {}
         self._parts_ms = {"draft": 0.0, "verify": 0.0, "commit": 0.0}
         self._table_rounds, self._table_ms = 0, 0.0
         self._process = psutil.Process()
@@ -76,7 +75,7 @@ class FakeEngine:
     def generate(self, request: GenerateRequest) -> int:
         self.requests.append(request)
         self._last_request += 1
-        self._texts[self._last_request] = _Stream()
+        self._texts[self._last_request] = TextStream()
         self._put("generate", (self._last_request, request))
         return self._last_request
 
@@ -254,7 +253,7 @@ class FakeEngine:
         script, stream = self.script, self._texts[request_id]
         body = "\n\n".join([script.answer] * script.repeat)
         thinks = script.thought and request.thinking is not False
-        pieces = _pieces(f"<think>\n{script.thought}\n</think>\n\n{body}" if thinks else body)
+        pieces = pieces_of(f"<think>\n{script.thought}\n</think>\n\n{body}" if thinks else body)
         rows: list[tuple[int, int, int, float]] = []
         ttft_s = time.monotonic() - started
         out, at, reason = 0, 0, "stop"
@@ -343,38 +342,8 @@ class FakeEngine:
         self._events.put(StateChanged(state))
 
 
-class _Stream:
-    """The characters of one answer; appended by the engine thread, read from any position."""
-
-    def __init__(self) -> None:
-        self._pieces: list[str] = []
-        self._starts: list[int] = []
-        self._end = 0
-
-    def append(self, piece: str) -> None:
-        self._pieces.append(piece)
-        self._starts.append(self._end)
-        self._end += len(piece)
-
-    def since(self, cursor: int) -> tuple[str, int]:
-        count = len(self._starts)  # the piece is there before its start is
-        if not count or cursor >= self._starts[count - 1] + len(self._pieces[count - 1]):
-            return "", cursor
-        first = max(0, bisect_right(self._starts, cursor, 0, count) - 1)
-        text = "".join(self._pieces[first:count])[cursor - self._starts[first] :]
-        return text, cursor + len(text)
-
-    def text(self) -> str:
-        return "".join(self._pieces)
-
-
-def _pieces(text: str) -> list[str]:
-    """Token-like pieces of up to six characters."""
-    return re.findall(r"\s*\S{1,6}|\s+", text)
-
-
 def _figures(
-    stream: _Stream,
+    stream: TextStream,
     reason: str,
     prompt_tokens: int,
     rows: list[tuple[int, int, int, float]],
