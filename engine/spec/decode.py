@@ -60,10 +60,7 @@ class DecodeLoop:
         after_draft = time.perf_counter()
         bytes_read = backend.round_bytes(1 + len(drafted), len(drafted))
         position = backend.length + 1
-        # A row without drafts behind it is committed for certain: no rollback needs recording.
-        verified = (
-            backend.verify([self.anchor, *drafted]) if drafted else backend.prefill([self.anchor])
-        )
+        verified = backend.verify([self.anchor, *drafted])
         after_verify = time.perf_counter()
         tokens: list[int] = []
         accepted = 0
@@ -75,8 +72,7 @@ class DecodeLoop:
             if not hit or token in self._stop_ids:
                 break
         after_sample = time.perf_counter()
-        if drafted:
-            backend.commit(len(tokens))
+        backend.commit(len(tokens))
         self.anchor = tokens[-1]
         after_commit = time.perf_counter()
         return Round(
