@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Building native code: the cache, its safety, and errors that say what to do."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernels import build
+from kernels.build import NativeBuildError, load_library, machine_isas
+
+SOURCE = """
+#include "rondo.h"
+RONDO_API int32_t rondo_answer(void) { return %d; }
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A one-function source and an empty cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "answer.cpp"
+    file.write_text(SOURCE % 41)
+    return file
+
+
+def _answer(file: Path, **options: object) -> int:
+    return load_library("portable", sources=[file], **options).function("rondo_answer")()
+
+
+def test_compiles_once_and_again_only_after_a_change(source: Path) -> None:
+    lines: list[str] = []
+    assert _answer(source, on_progress=lines.append) == 41
+    assert len(lines) == 1
+    assert "answer.cpp" in lines[0]
+    assert _answer(source, on_progress=lines.append) == 41
+    assert len(lines) == 1
+    source.write_text(SOURCE % 42)
+    assert _answer(source, on_progress=lines.append) == 42
+    assert len(lines) == 2
+
+
+def test_two_processes_that_start_at_once_share_one_build(source: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from kernels.build import load_library\n"
+        f"library = load_library('portable', sources=[Path({str(source)!r})], on_progress=print)\n"
+        "assert library.function('rondo_answer')() == 41"
+    )
+    command = [sys.executable, "-c", program]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    printed = "".join(process.communicate(timeout=120)[0] for process in started)
+    assert [process.returncode for process in started] == [0, 0, 0]
+    assert printed.count("compiling") == 1
+
+
+def test_a_failed_compilation_names_the_command_and_the_error(source: Path) -> None:
+    source.write_text("int broken( { return 0; }\n")
+    with pytest.raises(NativeBuildError) as caught:
+        load_library("portable", sources=[source])
+    text = str(caught.value)
+    assert "-std=c++17" in text
+    assert "answer.cpp" in text
+    assert "error" in text
+    assert not list(source.parent.rglob("*.so"))
+
+
+def test_a_warning_is_an_error(source: Path) -> None:
+    source.write_text("static int unused() { return 0; }\n")
+    with pytest.raises(NativeBuildError, match="unused"):
+        load_library("portable", sources=[source])
+
+
+def test_no_compiler_says_how_to_get_one(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(source.parent))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(NativeBuildError, match="install one"):
+        load_library("portable", sources=[source])
+
+
+def test_an_unusable_cache_folder_is_named(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(source))
+    with pytest.raises(NativeBuildError, match="XDG_CACHE_HOME"):
+        load_library("portable", sources=[source])
+
+
+def test_a_damaged_library_is_named(source: Path) -> None:
+    library = load_library("portable", sources=[source])
+    other = library.path.with_name("damaged.so")
+    other.write_bytes(b"not a library")
+    with pytest.raises(NativeBuildError, match=r"damaged\.so"):
+        build.NativeLibrary(other, "portable")
+
+
+def test_levels_are_checked_against_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="known: avx512bf16"):
+        load_library("sse9")
+    monkeypatch.setattr(build, "_processor_flags", frozenset)
+    assert machine_isas() == ["portable"]
+    with pytest.raises(ValueError, match="cannot run avx2"):
+        load_library("avx2")
+
+
+def test_an_unknown_function_is_named(source: Path) -> None:
+    library = load_library("portable", sources=[source])
+    with pytest.raises(ValueError, match="rondo_nothing"):
+        library.function("rondo_nothing")
+    assert library.has("rondo_answer")
+    assert not library.has("rondo_nothing")
+    call = ctypes.CFUNCTYPE(ctypes.c_int32)(library.address("rondo_answer"))
+    assert call() == 41
+
+
+def test_import_does_no_work() -> None:
+    program = (
+        "import subprocess, kernels.build, sys\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert not hasattr(kernels.build, 'library')"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ}, timeout=60)

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The native products: every check on every level, and random shapes."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kernels.bf16_linear.pack import pack_bf16
+from kernels.build import NativeLibrary
+from kernels.checks import compare, same_bits
+from kernels.cpu.buffers import aligned_empty
+from kernels.cpu.product import PackedLinear, linear
+from kernels.cpu.product_check import INPUT_KINDS, bound_of, inputs, run_product
+from kernels.fp8_linear.check import random_codes, random_scales
+from kernels.fp8_linear.pack import pack_fp8_blocks, pack_fp8_rows
+from kernels.nvfp4_linear.check import exact_weight, nvfp4_case, random_weight
+from kernels.nvfp4_linear.pack import pack_nvfp4
+from kernels.nvfp4_linear.reference import dequantise_nvfp4
+from kernels.nvfp4_linear.reference import linear as nvfp4_reference
+from kernels.tape import Pool, Tape
+
+
+@pytest.mark.parametrize("name", ["nvfp4_linear", "fp8_linear", "bf16_linear"])
+def test_checks_pass(library: NativeLibrary, name: str) -> None:
+    results = importlib.import_module(f"kernels.{name}.check").check(library)
+    assert len(results) > 60
+    assert [result.reason for result in results if not result.ok] == []
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.integers(1, 50),
+    outputs=st.integers(1, 70),
+    groups=st.integers(1, 90),
+    kind=st.sampled_from(INPUT_KINDS),
+    workers=st.integers(1, 2),
+    seed=st.integers(0, 99),
+)
+def test_any_nvfp4_shape(
+    fastest: NativeLibrary,
+    rows: int,
+    outputs: int,
+    groups: int,
+    kind: str,
+    workers: int,
+    seed: int,
+) -> None:
+    case = nvfp4_case(outputs, groups * 16, seed)
+    x = inputs(kind, rows, groups * 16, seed)
+    with Pool(fastest, workers) as pool:
+        got = run_product(pool, case.packed, x, torch.bfloat16)
+        row = seed % rows
+        alone = run_product(pool, case.packed, x[row : row + 1], torch.bfloat16)
+    assert same_bits(got[row : row + 1], alone)
+    for part, weight in zip(case.packed.parts, case.weights, strict=True):
+        exact, bound = bound_of(x, weight, case.terms, torch.bfloat16)
+        columns = got[:, part.offset : part.offset + part.size]
+        assert compare("nvfp4_linear", "cpu", columns, exact, bound).reason == ""
+
+
+def test_prefill_rows_have_the_bits_of_single_rows(fastest: NativeLibrary) -> None:
+    packed = pack_nvfp4([random_weight(64, 1536, 3)])
+    x = inputs("outliers", 301, 1536, 4)
+    with Pool(fastest, 2) as pool:
+        whole = run_product(pool, packed, x, torch.float32)
+        for begin, end in ((0, 1), (7, 40), (40, 41), (200, 301)):
+            part = run_product(pool, packed, x[begin:end], torch.float32)
+            assert same_bits(part, whole[begin:end])
+
+
+def test_levels_agree_within_their_bounds(library: NativeLibrary) -> None:
+    """A whole weight against the readable twin, which sums in another order."""
+    codes, scales, scale_2 = random_weight(96, 512, 1)
+    x = inputs("gaussian", 9, 512, 2)
+    with Pool(library, 1) as pool:
+        got = run_product(pool, pack_nvfp4([(codes, scales, scale_2)]), x, torch.bfloat16)
+    twin = nvfp4_reference(x, codes, scales, scale_2)
+    exact = x.double() @ exact_weight(codes, scales, scale_2).T
+    scale = x.double().abs() @ dequantise_nvfp4(codes, scales, scale_2).double().abs().T
+    assert float(((got.double() - twin.double()).abs() / scale).max()) < 2.0**-8
+    assert float(((got.double() - exact).abs() / scale).max()) < 2.0**-9
+
+
+def test_one_scale_for_the_whole_tensor(fastest: NativeLibrary) -> None:
+    codes = random_codes(40, 96, 1)
+    x = inputs("gaussian", 3, 96, 2)
+    with Pool(fastest, 1) as pool:
+        for scale in (0.25, torch.tensor(0.25), torch.full((40, 1), 0.25)):
+            got = run_product(pool, pack_fp8_rows([(codes, scale)]), x, torch.float32)
+            plain = run_product(pool, pack_fp8_rows([(codes, 1.0)]), x, torch.float32)
+            assert same_bits(got, plain * 0.25)
+
+
+def test_a_cut_head_leaves_its_padding_alone(fastest: NativeLibrary) -> None:
+    packed = pack_bf16([torch.randn(37, 64).bfloat16()])
+    x = inputs("gaussian", 4, 64, 2)
+    with Pool(fastest, 2) as pool:
+        full = run_product(pool, packed, x, torch.float32)
+        out = torch.full((4, 40), float("nan"))
+        tape = Tape(pool)
+        linear(tape, packed, x, out[:, :37], rows=4, columns=37)
+        tape.run()
+    assert same_bits(out[:, :37].contiguous(), full[:, :37].contiguous())
+    assert bool(out[:, 37:].isnan().all())
+    assert packed.columns == 48
+    assert packed.parts[0].size == 37
+
+
+def _refuse(pool: Pool, packed: PackedLinear, message: str, **changes: object) -> None:
+    operands = {
+        "x": aligned_empty((4, 64), torch.bfloat16),
+        "out": aligned_empty((4, 48), torch.bfloat16),
+        "rows": 4,
+    } | changes
+    with pytest.raises(ValueError, match=message):
+        linear(Tape(pool), packed, operands.pop("x"), operands.pop("out"), **operands)
+
+
+def test_operands_that_do_not_fit_are_refused(fastest: NativeLibrary) -> None:
+    packed = pack_bf16([torch.randn(37, 64).bfloat16()])
+    with Pool(fastest, 1) as pool:
+        _refuse(pool, packed, "rows", rows=0)
+        _refuse(pool, packed, "x must have shape", rows=5)
+        _refuse(pool, packed, "x must be torch.bfloat16", x=torch.zeros(4, 64))
+        _refuse(pool, packed, r"x must have shape .*got \[4, 63\]", x=torch.zeros(4, 63).bfloat16())
+        _refuse(pool, packed, "out must be", out=torch.zeros(4, 48).half())
+        _refuse(pool, packed, "unit column stride", out=torch.zeros(48, 4).bfloat16().T)
+        _refuse(pool, packed, "columns", columns=49)
+
+
+def test_weights_that_do_not_fit_are_refused() -> None:
+    codes, scales, scale_2 = random_weight(32, 64, 1)
+    with pytest.raises(ValueError, match="multiples of 16"):
+        pack_nvfp4([(codes[:, :20], scales, scale_2)])
+    with pytest.raises(ValueError, match="scales must have shape"):
+        pack_nvfp4([(codes, scales[:, :3], scale_2)])
+    with pytest.raises(ValueError, match="float8_e4m3fn"):
+        pack_nvfp4([(codes, scales.view(torch.uint8), scale_2)])
+    with pytest.raises(ValueError, match="not negative"):
+        pack_nvfp4([(codes, (scales.view(torch.uint8) | 0x81).view(scales.dtype), scale_2)])
+    with pytest.raises(ValueError, match="equal size"):
+        pack_nvfp4([(codes, scales, 1.0), (codes[:16], scales[:16], 1.0)], interleave=True)
+    with pytest.raises(ValueError, match="block scales"):
+        pack_fp8_blocks([(random_codes(32, 64, 1), random_scales(32, 300, 1))])
+    with pytest.raises(ValueError, match="row scales"):
+        pack_fp8_rows([(random_codes(32, 64, 1), torch.ones(31))])
+    with pytest.raises(ValueError, match="64 inputs"):
+        pack_bf16([torch.zeros(4, 64).bfloat16(), torch.zeros(4, 65).bfloat16()])
+    with pytest.raises(ValueError, match="at least one"):
+        pack_bf16([])
