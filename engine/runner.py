@@ -194,6 +194,7 @@ class ThreadedEngine:
             if told.due() or progress.done_bytes == progress.total_bytes:
                 self._events.put(LoadProgressed(progress))
 
+        on_progress(LoadProgress("starting the engine", 0, 0))
         try:
             from engine.engine import Engine
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.api import LoadProgress, ModelCard
-from engine.errors import UsageError
+from engine.errors import Cancelled, UsageError
 from engine.knobs import KnobSet
 from engine.load.checkpoint import Checkpoint
 from engine.measure.roof import Roof, roof_of_rounds
@@ -94,16 +94,27 @@ def open_backend(
     if float32 or wanted == "reference":
         dtype = torch.float32 if float32 else torch.bfloat16
         return _reference(checkpoint, capacity, threads, dtype, ())
+
+    def stage(text: str) -> None:
+        if cancel and cancel.is_set():
+            raise Cancelled("Opening the model was cancelled.")
+        if on_progress:
+            on_progress(LoadProgress(text, 0, 0))
+
     why_not = unsupported_shape(checkpoint.config)
     if why_not:
         notice = f"The native kernels do not take this shape ({why_not}); PyTorch operations run."
         return _reference(checkpoint, capacity, threads, torch.bfloat16, (notice,))
     try:
-        library = load_library(wanted or None)
+        library = load_library(wanted or None, on_progress=stage)
+    except ValueError as error:
+        raise UsageError(
+            f"QWEN38_CPU_ISA={wanted}: {error}.", next_step="Leave it empty."
+        ) from None
     except NativeBuildError as error:
         notice = f"The native kernels are not built, PyTorch operations run instead: {error}"
         return _reference(checkpoint, capacity, threads, torch.bfloat16, (notice,))
-    return _native(checkpoint, capacity, threads, knobs, library)
+    return _native(checkpoint, capacity, threads, knobs, library, stage)
 
 
 def _native(
@@ -112,7 +123,9 @@ def _native(
     threads: int | None,
     knobs: KnobSet,
     library: NativeLibrary,
+    stage: Callable[[str], None],
 ) -> OpenedBackend:
+    layers = checkpoint.config.layers
     backend = NativeBackend(
         checkpoint.config,
         checkpoint.weights,
@@ -120,7 +133,9 @@ def _native(
         knobs=knobs,
         pool=Pool(library, threads or 1),
         tokens=checkpoint.tokenizer.vocab_size,
+        on_layer=lambda index: stage(f"packing layer {index + 1} of {layers}"),
     )
+    stage("timing a round")
     count = threads or choose_threads(backend, library)
     device = f"CPU, {_threads(count)}, {ISA_NAMES[library.isa]}"
     roof = roof_of_rounds(backend.pool, backend.round_bytes(1, 0))

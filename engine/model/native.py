@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,10 +54,12 @@ class NativeBackend:
         knobs: KnobSet,
         pool: Pool,
         tokens: int | None = None,
+        on_layer: Callable[[int], None] = lambda index: None,
     ) -> None:
         """Pack `weights`, whose linears are freed one by one as they are packed, and lay out the arena.
 
-        `tokens`: ids that exist; padded vocabulary rows behind them are never chosen.
+        `tokens`: ids that exist; padded vocabulary rows behind them are never chosen. `on_layer(index)` is
+        called before a layer is packed and may raise to cancel.
         """
         tokens = tokens or config.vocab_size
         self.config = config
@@ -67,7 +69,9 @@ class NativeBackend:
         self._bytes = ByteModel.of(config, weights)
         self._signature = knobs.signature()
         self._replay = knobs.flag("VERIFY_GRAPH")
-        packed = NativeWeights.pack(config, weights, positions=capacity + VERIFY_ROWS)
+        packed = NativeWeights.pack(
+            config, weights, positions=capacity + VERIFY_ROWS, on_layer=on_layer
+        )
         self._arena = Arena.build(
             config, packed.widths, rows=MAX_ROWS, capacity=capacity, mtp=packed.mtp is not None
         )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -150,14 +151,24 @@ class NativeWeights:
     widths: Widths
 
     @staticmethod
-    def pack(config: ModelConfig, weights: ModelWeights, *, positions: int) -> NativeWeights:
-        """Pack linear by linear, freeing each stored one, so that memory never holds both sets."""
-        layers = tuple(
-            NativeDelta.pack(layer)
-            if isinstance(layer, GdnLayerWeights)
-            else NativeAttention.pack(layer)
-            for layer in weights.layers
-        )
+    def pack(
+        config: ModelConfig,
+        weights: ModelWeights,
+        *,
+        positions: int,
+        on_layer: Callable[[int], None] = lambda index: None,
+    ) -> NativeWeights:
+        """Pack linear by linear, freeing each stored one, so that memory never holds both sets.
+
+        `on_layer(index)` is called before each layer and may raise to cancel.
+        """
+        layers: list[NativeDelta | NativeAttention] = []
+        for index, layer in enumerate(weights.layers):
+            on_layer(index)
+            if isinstance(layer, GdnLayerWeights):
+                layers.append(NativeDelta.pack(layer))
+            else:
+                layers.append(NativeAttention.pack(layer))
         mtp = None if weights.mtp is None else NativeMtp.pack(weights.mtp)
         embed = aligned_copy(weights.embed)
         # A tied head packs a copy of its own: the embedding is still gathered from.
