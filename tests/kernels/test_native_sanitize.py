@@ -70,7 +70,8 @@ def test_the_sanitizer_sees_a_fault(tmp_path: Path) -> None:
     source.write_text(
         '#include "rondo.h"\n#include <stdlib.h>\n'
         "RONDO_API int32_t rondo_fault(int32_t at) {\n"
-        "  volatile char* p = static_cast<char*>(malloc(8));\n"
+        "  volatile size_t size = 8;\n"
+        "  volatile char* p = static_cast<char*>(malloc(size));\n"
         "  p[at] = 1;\n  const int32_t read = p[at];\n"
         "  free(const_cast<char*>(p));\n  return read;\n}\n"
     )
