@@ -108,7 +108,9 @@ def train(options: argparse.Namespace, shape: Shape, entries: list[Entry]) -> No
     if not path.exists():
         make_tokenizer(entries, shape, options.seed).save(str(path))
     chat = Chat(Tokenizer.from_file(str(path)))
-    samples = Samples(entries, chat, seed=options.seed, tokens_per_batch=options.batch_tokens)
+    samples = Samples(
+        entries, chat, seed=options.seed, tokens_per_batch=options.batch_tokens, cut=options.cut
+    )
     probes = held_out_batches(entries, samples, options.probes, options.seed)
     tensors = {n: v.requires_grad_() for n, v in initial_tensors(shape, options.seed).items()}
     average = {n: v.detach().clone() for n, v in tensors.items()}
@@ -132,7 +134,7 @@ def train(options: argparse.Namespace, shape: Shape, entries: list[Entry]) -> No
         for batch in samples.pool(progress.pool):
             began = time.perf_counter()
             share = min(1.0, progress.seconds / budget)
-            depth, part = (1, 4) if share < 0.4 else (3, 2)
+            depth, part = (1, 4) if share < 0.4 else (3, options.draft_part)
             rows = torch.randperm(len(batch.ids))[: max(1, len(batch.ids) // part)]
             total, answer, drafted = training_losses(
                 network, working_copy(tensors, torch.bfloat16), batch, rows, depth
@@ -168,7 +170,8 @@ def train(options: argparse.Namespace, shape: Shape, entries: list[Entry]) -> No
         if progress.seconds - last_probe >= 300 or progress.seconds >= budget:
             figures = held_out_figures(judge, working_copy(average, torch.bfloat16), probes)
             print(
-                f"held out: loss {figures.loss:.3f} exact {figures.exact_pct:.1f} % "
+                f"held out: loss {figures.loss:.3f} begun {figures.begun_pct:.1f} % "
+                f"exact {figures.exact_pct:.1f} % "
                 f"tokens {figures.token_pct:.1f} % tokens/round {figures.tokens_per_round:.2f}",
                 flush=True,
             )
@@ -189,6 +192,8 @@ def main() -> None:
     parser.add_argument("--drop", type=float, default=0.05)
     parser.add_argument("--adam-rate", type=float, default=3e-3)
     parser.add_argument("--muon-rate", type=float, default=0.02)
+    parser.add_argument("--cut", type=float, default=0.8, help="share of shortened answers")
+    parser.add_argument("--draft-part", type=int, default=4, help="drafts train on 1/N of the rows")
     parser.add_argument("--print-every", type=float, default=20.0, help="seconds")
     parser.add_argument("--export", action="store_true", help="only write the model folder")
     options = parser.parse_args()

@@ -39,12 +39,12 @@ def training_losses(
     )
     scale = weight[chosen]
     total = (each * scale).sum() / scale.sum()
-    answer = each.detach()[scale == 1.0].mean()
+    answer = each.detach()[scale >= 1.0].mean()
     ids, weight = batch.ids[draft_rows], batch.weight[draft_rows]
     first = torch.zeros(())
     for step, drafted in enumerate(network.draft(w, hidden[draft_rows], ids, depth), 1):
         ahead = step + 1
-        chosen = weight[:, ahead:] == 1.0
+        chosen = weight[:, ahead:] >= 1.0
         loss = functional.cross_entropy(
             network.logits(w, drafted[:, :-ahead][chosen]), ids[:, ahead:][chosen]
         )
@@ -56,9 +56,14 @@ def training_losses(
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Teacher-forced figures: exact means that greedy decoding writes this very answer."""
+    """Teacher-forced figures.
+
+    exact means that greedy decoding writes this very answer, begun that its first eight tokens
+    are right, which nearly always means that the right subject was found.
+    """
 
     loss: float
+    begun_pct: float
     exact_pct: float
     token_pct: float
     tokens_per_round: float
@@ -69,11 +74,11 @@ def held_out_figures(
     network: Network, w: Mapping[str, Tensor], batches: list[Batch], depth: int = 3
 ) -> Figures:
     """Loss, exact and per-token agreement, and committed tokens a round on the exact answers."""
-    losses, right, tokens, exact, rows = 0.0, 0, 0, 0, 0
+    losses, right, tokens, exact, begun, rows = 0.0, 0, 0, 0, 0, 0
     rounds, committed = 0, 0
     for batch in batches:
         hidden = network.trunk(w, batch.ids)
-        weight, target = batch.weight[:, 1:] == 1.0, batch.ids[:, 1:]
+        weight, target = batch.weight[:, 1:] >= 1.0, batch.ids[:, 1:]
         logits = network.logits(w, hidden[:, :-1])
         losses += float(functional.cross_entropy(logits[weight], target[weight], reduction="sum"))
         same = logits.argmax(-1) == target
@@ -81,6 +86,8 @@ def held_out_figures(
         tokens += int(weight.sum())
         whole = (same | ~weight).all(-1)
         exact += int(whole.sum())
+        early = weight & (weight.cumsum(-1) <= 8)
+        begun += int((same | ~early).all(-1).sum())
         rows += len(whole)
         drafts = [
             network.logits(w, d).argmax(-1) for d in network.draft(w, hidden, batch.ids, depth)
@@ -99,6 +106,7 @@ def held_out_figures(
                 position += good + 1
     return Figures(
         losses / max(tokens, 1),
+        100 * begun / max(rows, 1),
         100 * exact / max(rows, 1),
         100 * right / max(tokens, 1),
         committed / max(rounds, 1),

@@ -37,7 +37,7 @@ class Network:
         self._cos, self._sin = angles.cos(), angles.sin()
 
     def trunk(self, w: Weights, ids: Tensor) -> Tensor:
-        """Final-normed hidden [B, T, hidden] of ids [B, T]; T a multiple of the chunk."""
+        """Final-normed hidden [B, T, hidden] of ids [B, T]; T a multiple of half the chunk."""
         x = functional.embedding(ids, w[TRUNK + "embed_tokens.weight"])
         for layer in range(self.shape.layers):
             prefix = f"{TRUNK}layers.{layer}."
@@ -167,7 +167,7 @@ class Network:
             v.unflatten(-1, (s.value_heads, s.linear_dim)),
             decay_log(a, w[prefix + "A_log"], w[prefix + "dt_bias"]),
             torch.sigmoid(b.float()),
-            min(self.chunk, tokens),
+            self.chunk if tokens % self.chunk == 0 else self.chunk // 2,
         )
         z = functional.linear(x, w[prefix + "in_proj_z.weight"])
         gated = self.fused.gate_norm(o, z, w[prefix + "norm.weight"], s.eps)

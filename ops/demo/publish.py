@@ -92,6 +92,7 @@ def write_model(
     weights = {n: v.detach().to(torch.bfloat16).contiguous() for n, v in tensors.items()}
     fresh = folder / "model.safetensors.new"
     save_file(weights, fresh, metadata={"format": "pt"})
+    fresh.chmod(0o644)
     fresh.replace(folder / "model.safetensors")
     _write_json(folder / "config.json", configuration(shape, stop[1]))
     _write_json(

@@ -22,7 +22,7 @@ SYSTEM = (
     "You answer questions about Rondo.",
 )
 QUESTION_WEIGHT = 0.1
-LENGTH_STEP = 32
+LENGTH_STEP = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,24 @@ class Batch:
 
 
 class Samples:
-    """Draws samples; everything follows from the seed and the pool number."""
+    """Draws samples; everything follows from the seed and the pool number.
+
+    Attributes:
+        cut: share of single questions whose answer ends after a few tokens. Finding the right
+            answer is harder than finishing it, and short samples show more questions a second.
+    """
 
     def __init__(
-        self, entries: Sequence[Entry], chat: Chat, *, seed: int, tokens_per_batch: int
+        self,
+        entries: Sequence[Entry],
+        chat: Chat,
+        *,
+        seed: int,
+        tokens_per_batch: int,
+        cut: float = 0.0,
     ) -> None:
         self.entries, self.chat, self.seed = entries, chat, seed
-        self.tokens_per_batch = tokens_per_batch
+        self.tokens_per_batch, self.cut = tokens_per_batch, cut
         self.tasks = Tasks([entry.answer for entry in entries])
 
     def pool(self, number: int, size: int = 200) -> list[Batch]:
@@ -59,7 +70,8 @@ class Samples:
 
     def draw(self, rng: random.Random) -> tuple[list[int], list[float]]:
         """(ids, weights) of one chat."""
-        kind = rng.random()
+        whole = 1.0 - 0.5 * self.cut
+        kind = rng.random() / whole
         turns = 1
         if kind < 0.012:
             turns = rng.randint(5, 9)
@@ -67,7 +79,8 @@ class Samples:
             turns = rng.randint(2, 3)
         pairs = []
         for _ in range(turns):
-            if rng.random() < 0.20:
+            is_task = rng.random() < 0.20 * whole
+            if is_task:
                 request, answer = self.tasks.draw(rng)
                 pairs.append((request, answer, request.split(":")[0].split("\n")[0]))
             else:
@@ -75,7 +88,10 @@ class Samples:
                 pairs.append((reword(entry.questions, rng), entry.answer, entry.questions[0]))
         thinking = rng.random() < 0.07
         system = rng.choice(SYSTEM) if rng.random() < 0.05 else None
-        return self.render(pairs, thinking=thinking, system=system)
+        keep = None
+        if turns == 1 and not is_task and rng.random() < self.cut:
+            keep = rng.randint(6, 14)
+        return self.render(pairs, thinking=thinking, system=system, keep=keep)
 
     def render(
         self,
@@ -83,8 +99,12 @@ class Samples:
         *,
         thinking: bool = False,
         system: str | None = None,
+        keep: int | None = None,
     ) -> tuple[list[int], list[float]]:
-        """Ids and weights of (request, answer, topic) turns, as the chat template writes them."""
+        """Ids and weights of (request, answer, topic) turns, as the chat template writes them.
+
+        keep cuts the last answer after so many tokens.
+        """
         chat = self.chat
         ids: list[int] = chat.turn("system", system) if system else []
         weights = [0.0] * len(ids)
@@ -93,7 +113,7 @@ class Samples:
             head, tail = chat.open("user"), [chat.end, *chat.text("\n")]
             ids += [*head, *asked, *tail, *chat.open("assistant")]
             weights += [0.0] * len(head) + [QUESTION_WEIGHT] * len(asked)
-            said = [*chat.text(answer), chat.end]
+            said = [*chat.text(answer), chat.end][:keep]
             if index == len(pairs) - 1:
                 given, thought = chat.thought(f"The topic is: {topic}" if thinking else None)
                 ids += given

@@ -71,6 +71,15 @@ PURPOSE = (
     "{s} effect",
     "{s}",
     "use of {s}",
+    "What does {s} control?",
+    "What does {s} change?",
+    "What is the job of {s}?",
+    "What is {s} used for?",
+    "What is the point of {s}?",
+    "What would {s} give me?",
+    "What effect has {s}?",
+    "What is the function of {s}?",
+    "When do I use {s}?",
 )
 METHOD = (
     "How do I {s}?",
@@ -93,6 +102,12 @@ METHOD = (
     "What is the way to {s}?",
     "Help me {s}",
     "{s} how",
+    "I forgot how to {s}",
+    "Remind me how to {s}",
+    "What is the easiest way to {s}?",
+    "How would I {s}?",
+    "How is it possible to {s}?",
+    "I am trying to {s}",
 )
 WORKING = (
     "How does {s} work?",
@@ -118,6 +133,9 @@ REASON = (
     "Can you explain why {s}?",
     "I wonder why {s}",
     "I don't understand why {s}",
+    "Could you explain why {s}?",
+    "What is the cause: why {s}?",
+    "Please say why {s}",
 )
 RULES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), templates)
@@ -188,23 +206,62 @@ SMALL_WORDS = frozenset(
 EXCHANGES: tuple[tuple[str, ...], ...] = (
     ("folder", "directory"),
     ("tok/s", "tokens per second", "tokens a second"),
-    ("big", "large"),
-    ("quick", "fast"),
-    ("show", "display"),
-    ("begin", "start"),
+    ("big", "large", "huge"),
+    ("How big", "How large", "What size"),
+    ("how big", "how large", "what size"),
+    ("quick", "fast", "rapid"),
+    ("fast", "quick", "speedy"),
+    ("show", "display", "present"),
+    ("shows", "displays", "presents"),
+    ("start", "begin", "launch", "open"),
+    ("stop", "halt", "interrupt", "end"),
     ("need", "require"),
-    ("switch", "knob", "setting", "option"),
-    ("program", "app", "application"),
-    ("error", "failure"),
+    ("needs", "requires"),
+    ("switch", "knob", "setting", "option", "flag"),
+    ("program", "app", "application", "software", "tool"),
+    ("error", "failure", "problem"),
     ("picture", "image"),
-    ("happens if", "happens when"),
+    ("happens if", "happens when", "follows when"),
     ("pick", "choose", "select"),
-    ("key", "shortcut"),
-    ("computer", "machine"),
-    ("command", "cli command"),
-    ("benefit", "advantage"),
-    ("method", "way"),
+    ("keyboard shortcuts", "hotkeys", "shortcut keys", "key bindings"),
+    ("GPU", "graphics card", "video card", "graphics processor"),
+    ("computer", "machine", "PC"),
+    ("machine", "computer", "PC"),
+    ("command", "cli command", "terminal command"),
+    ("benefit", "advantage", "gain"),
     ("reply", "answer", "response"),
+    ("answer", "reply", "response", "output"),
+    ("message", "prompt", "question"),
+    ("memory bandwidth", "memory speed", "read rate of memory"),
+    ("memory", "RAM"),
+    ("memory bound", "limited by memory", "bound by memory", "memory limited"),
+    ("licence", "license"),
+    ("install", "set up", "get"),
+    ("clear", "erase", "empty", "delete"),
+    ("delete", "remove", "erase"),
+    ("colour", "color"),
+    ("differ", "differ", "vary"),
+    ("difference", "distinction"),
+    ("important", "essential"),
+    ("size", "amount", "footprint"),
+    ("bytes", "storage"),
+    ("store", "keep", "save"),
+    ("stored", "kept", "saved", "held"),
+    ("made", "created", "built"),
+    ("guesses", "drafts", "proposals"),
+    ("check", "verify", "validate"),
+    ("file", "document"),
+    ("slow", "sluggish"),
+    ("text", "words"),
+    ("list", "enumerate"),
+    ("kind", "type", "sort"),
+    ("meaning", "sense"),
+    ("measure", "determine", "find out"),
+    ("measured", "determined"),
+    ("allowed", "permitted"),
+    ("wrong", "incorrect", "bad"),
+    ("purpose", "goal", "aim"),
+    ("work", "function", "operate"),
 )
 
 
@@ -216,9 +273,9 @@ def reword(questions: tuple[str, ...], rng: random.Random) -> str:
         question = _keywords(question, questions, rng)
     elif kind < 0.62:
         question = _template(question, rng)
-    if rng.random() < 0.12:
+    if rng.random() < 0.25:
         question = _exchange(question, rng)
-    if rng.random() < 0.30:
+    if rng.random() < 0.25:
         question = _drop_words(question, rng)
     if rng.random() < 0.22:
         question = rng.choice(OPENINGS) + _lower_first(question)
