@@ -2,7 +2,7 @@
 // bf16 weights against bf16 activations.
 //
 // A tile is 16 outputs; 64 bytes hold two neighbouring inputs of each output, the even one in the
-// low half of the lane. K is padded with zeros to a multiple of 32.
+// low half of the lane; these units of two neighbouring tiles alternate. K is padded with zeros to a multiple of 32.
 // One order for every row count: blocks of 32 inputs are summed from zero, pairs ascending, and
 // added to the accumulator, blocks ascending.
 #include "product.h"
@@ -12,8 +12,10 @@ namespace {
 using rondo::TileArgs;
 
 struct Bf16 {
-  static int64_t weight_offset(int32_t k) { return int64_t(k) * 32; }
+  static constexpr int kUnit = 64;
+  static int64_t weight_offset(int32_t k) { return int64_t(k) / 2 * 2 * kUnit; }
   static int64_t scale_offset(int32_t) { return 0; }
+  static int64_t scale_second(int64_t) { return 0; }
 
 #if defined(RONDO_BF16_DOT)
   template <int M>
@@ -25,13 +27,12 @@ struct Bf16 {
   static void tiles(const TileArgs& a) {
     const uint32_t* x = static_cast<const uint32_t*>(a.x);
     const uint8_t* p = a.weight;
-    const int64_t stride = a.weight_stride;
     __m512 acc[T][M];
     for (int t = 0; t < T; t++)
 #pragma GCC unroll 16
       for (int m = 0; m < M; m++)
         acc[t][m] = a.first ? _mm512_setzero_ps() : _mm512_load_ps(a.sums + (t * M + m) * 16);
-    for (int k = 0; k < a.k_count; k += 32, x += 16 * M, p += 1024) {
+    for (int k = 0; k < a.k_count; k += 32, x += 16 * M, p += 16 * 2 * kUnit) {
       __m512 sum[T][M];
 #pragma GCC unroll 2
       for (int t = 0; t < T; t++)
@@ -42,7 +43,7 @@ struct Bf16 {
         __m512bh w[T];
 #pragma GCC unroll 2
         for (int t = 0; t < T; t++) {
-          const uint8_t* from = p + t * stride + j * 64;
+          const uint8_t* from = p + (2 * j + t) * kUnit;
           _mm_prefetch(reinterpret_cast<const char*>(from) + a.ahead, _MM_HINT_T0);
           w[t] = (__m512bh)_mm512_load_si512(from);
         }
@@ -76,7 +77,7 @@ struct Bf16 {
     alignas(64) float w[32 * 16];
     for (int k = 0; k < a.k_count; k += 32, x += 32 * M) {
       for (int j = 0; j < 16; j++) {
-        const v16u pair = load_vec<v16u>(a.weight + int64_t(k / 2 + j) * 64);
+        const v16u pair = load_vec<v16u>(a.weight + int64_t(k / 2 + j) * 2 * kUnit);
         store16(w + j * 32, (v16f)(pair << 16));
         store16(w + j * 32 + 16, (v16f)(pair & 0xffff0000u));
       }

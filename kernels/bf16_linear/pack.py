@@ -7,8 +7,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.cpu.buffers import aligned_empty
-from kernels.cpu.product import TILE_ROWS, PackedLinear, fill_tiles, pad_rows, place_parts
+from kernels.cpu.product import (
+    TILE_ROWS,
+    PackedLinear,
+    PairedTiles,
+    fill_tiles,
+    pad_rows,
+    place_parts,
+)
 
 _K_STEP = 32
 
@@ -33,14 +39,14 @@ def pack_bf16(parts: list[Tensor], *, interleave: bool = False) -> PackedLinear:
     placed, tiles = place_parts(sizes, interleave=interleave)
     k = parts[0].shape[1]
     k_padded = -(-k // _K_STEP) * _K_STEP
-    weight = aligned_empty((tiles, k_padded * TILE_ROWS * 2), torch.uint8)
+    weight = PairedTiles(tiles, k_padded // 2, TILE_ROWS * 4)
 
     def tiles_of(part: int, begin: int, end: int) -> Tensor:
         rows = pad_rows(functional.pad(parts[part][begin:end], (0, k_padded - k)))
         pairs = rows.view(-1, TILE_ROWS, k_padded // 2, 2).transpose(1, 2).contiguous()
         return pairs.view(pairs.shape[0], -1).view(torch.uint8)
 
-    fill_tiles(weight, sizes, tiles_of, interleave=interleave)
+    fill_tiles(weight.put, sizes, tiles_of, interleave=interleave)
     return PackedLinear(
-        "rondo_bf16_linear", weight, None, None, k, k_padded, tiles, placed, interleave
+        "rondo_bf16_linear", weight.flat, None, None, k, k_padded, tiles, placed, interleave
     )

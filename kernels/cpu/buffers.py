@@ -3,10 +3,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
+
 import torch
 from torch import Tensor
 
 ALIGNMENT_BYTES = 64
+_HUGE_PAGE_BYTES = 2 << 20
+_HUGE_FROM_BYTES = 4 << 20
+_MADV_HUGEPAGE = 14
 
 
 def aligned_empty(
@@ -18,9 +24,14 @@ def aligned_empty(
     for size in sizes:
         count *= size
     item = torch.empty((), dtype=dtype).element_size()
-    raw = torch.empty(count * item + alignment, dtype=torch.uint8)
+    size = count * item
+    if size >= _HUGE_FROM_BYTES:
+        alignment = max(alignment, _HUGE_PAGE_BYTES)
+    raw = torch.empty(size + alignment, dtype=torch.uint8)
     start = -raw.data_ptr() % alignment
-    return raw[start : start + count * item].view(dtype).view(sizes)
+    if size >= _HUGE_FROM_BYTES:
+        _advise_huge_pages(raw.data_ptr() + start, size)
+    return raw[start : start + size].view(dtype).view(sizes)
 
 
 def aligned_zeros(
@@ -34,6 +45,17 @@ def aligned_copy(source: Tensor, *, alignment: int = 64) -> Tensor:
     """A contiguous aligned CPU copy of `source`."""
     copy = aligned_empty(tuple(source.shape), source.dtype, alignment=alignment)
     return copy.copy_(source)
+
+
+def _advise_huge_pages(address: int, size: int) -> None:
+    """Ask for large pages before the first touch: fewer page walks while weights stream past.
+
+    Only advice: where the system does not know it, ordinary pages serve.
+    """
+    if sys.platform == "linux":
+        madvise = ctypes.CDLL(None).madvise
+        madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        madvise(address, size // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES, _MADV_HUGEPAGE)
 
 
 def require(

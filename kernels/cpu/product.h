@@ -15,7 +15,7 @@
 #endif
 
 struct rondo_linear_args {
-  const uint8_t* weight;   // tiles, weight_stride bytes apart
+  const uint8_t* weight;   // pairs of tiles, interleaved unit by unit; weight_stride bytes a tile
   const uint8_t* scale;    // scales inside the sum, scale_stride bytes a tile; null without
   const float* row_scale;  // [tiles * 16], multiplies the finished sum; null without
   const bf16_t* x;         // [rows][k], rows x_stride elements apart
@@ -49,10 +49,12 @@ constexpr int kActivationBytes = 4;
 constexpr int kChunkTiles = 16;
 
 // One call of a format's inner loop: `k_count` inputs of T neighbouring tiles, T * M running sums.
+// The units of the two tiles of a pair alternate in memory, so that a pair is one stream: a tile's
+// units lie 2 * Format::kUnit bytes apart, those of its neighbour kUnit bytes further.
 struct TileArgs {
   const uint8_t* weight;
   const uint8_t* scale;  // null without scales inside the sum
-  int64_t weight_stride, scale_stride;
+  int64_t scale_stride;
   const void* x;  // repacked activations of these inputs
   int32_t k_count;
   bool first;             // the sums start from zero
@@ -179,7 +181,7 @@ static void sweep(const rondo_linear_args* a, const void* x, int32_t row, int64_
   const int32_t step = k_step(M);
   const int64_t scale_stride = a->scale ? a->scale_stride : 0;
   TileArgs t{};
-  t.weight_stride = a->weight_stride, t.scale_stride = scale_stride;
+  t.scale_stride = scale_stride;
   for (int32_t k = 0; k < a->k_padded; k += t.k_count) {
     t.k_count = a->k_padded - k < step ? a->k_padded - k : step;
     t.first = k == 0;
@@ -203,8 +205,8 @@ static void sweep(const rondo_linear_args* a, const void* x, int32_t row, int64_
         Format::template tiles<M, 1>(t);
         if (pair) {
           TileArgs u = t;
-          u.weight += a->weight_stride, u.sums += M * 16;
-          if (u.scale) u.scale += scale_stride;
+          u.weight += Format::kUnit, u.sums += M * 16;
+          if (u.scale) u.scale += Format::scale_second(scale_stride);
           Format::template tiles<M, 1>(u);
         }
       }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.cpu.buffers import aligned_zeros, require_rows
+from kernels.cpu.buffers import aligned_empty, aligned_zeros, require_rows
 from kernels.tape import Pool, Tape
 
 TILE_ROWS = 16
@@ -65,6 +65,7 @@ class PackedLinear:
             [tiles * 16] that multiplies finished sums (None without).
         k: inputs; k_padded: inputs stored; tiles: number of 16-row tiles.
         parts: column range of each fused weight in the output, pads excluded.
+        scale_stride: bytes of `scale` a tile.
         interleaved: tiles alternate gate, up, and the product returns silu(gate) * up.
     """
 
@@ -77,6 +78,7 @@ class PackedLinear:
     tiles: int
     parts: tuple[Part, ...]
     interleaved: bool
+    scale_stride: int = 0
 
     @property
     def columns(self) -> int:
@@ -109,27 +111,47 @@ def place_parts(sizes: list[int], *, interleave: bool) -> tuple[tuple[Part, ...]
     return tuple(parts), offset // TILE_ROWS
 
 
+class PairedTiles:
+    """Storage for tiles of `units` units of `unit_bytes` bytes, in pairs whose units alternate.
+
+    A pair is one stream of memory for the kernel that works on both. The neighbour of an odd last
+    tile is zeros.
+    """
+
+    def __init__(self, tiles: int, units: int, unit_bytes: int) -> None:
+        pairs = -(-tiles // 2)
+        self.flat = aligned_empty(pairs * units * 2 * unit_bytes, torch.uint8)
+        self._tiles = self.flat.view(pairs, units, 2, unit_bytes).transpose(1, 2)
+        if tiles % 2:
+            self._tiles[-1, 1] = 0
+
+    def put(self, tiles: Tensor, values: Tensor) -> None:
+        """Store `values` [n, bytes of a tile] as the tiles of these numbers [n]."""
+        shape = self._tiles.shape[2:]
+        self._tiles[tiles // 2, tiles % 2] = values.view(-1, *shape)
+
+
 def fill_tiles(
-    target: Tensor,
+    put: Callable[[Tensor, Tensor], None],
     sizes: list[int],
     tile_rows: Callable[[int, int, int], Tensor],
     *,
     interleave: bool,
 ) -> None:
-    """Write every part into `target` [tiles, bytes of a tile], a bounded number of rows at a time.
+    """Hand the tiles of every part to `put`, a bounded number of rows at a time.
 
     Args:
-        tile_rows: (part, first row, end row) -> the tiles of these rows, [count, bytes of a tile];
-            the callee pads the last tile.
+        put: (tile numbers [n], their contents [n, ...]).
+        tile_rows: (part, first row, end row) -> the tiles of these rows; the callee pads the last.
     """
     first = 0
     for index, size in enumerate(sizes):
         count = _tiles(size)
-        where = target[index::2] if interleave else target[first : first + count]
         for begin in range(0, count, _PACK_CHUNK_TILES):
             end = min(begin + _PACK_CHUNK_TILES, count)
-            rows = (begin * TILE_ROWS, min(end * TILE_ROWS, size))
-            where[begin:end] = tile_rows(index, *rows)
+            numbers = torch.arange(begin, end)
+            numbers = numbers * 2 + index if interleave else numbers + first
+            put(numbers, tile_rows(index, begin * TILE_ROWS, min(end * TILE_ROWS, size)))
         first += count
 
 
@@ -155,7 +177,7 @@ def place_row_scale(
             rows = torch.full((end - begin,), float(value), dtype=torch.float32)
         return pad_rows(rows).view(-1, TILE_ROWS)
 
-    fill_tiles(scale, sizes, rows_of, interleave=interleave)
+    fill_tiles(scale.__setitem__, sizes, rows_of, interleave=interleave)
     return scale.view(-1)
 
 
@@ -200,8 +222,8 @@ def linear(
         row_scale=None if packed.row_scale is None else packed.row_scale.data_ptr(),
         x=x_address,
         out=out_address,
-        weight_stride=packed.weight.numel() // packed.tiles,
-        scale_stride=_bytes(packed.scale) // packed.tiles,
+        weight_stride=_stride(packed.weight, packed.tiles),
+        scale_stride=packed.scale_stride,
         x_stride=x_stride,
         out_stride=out_stride,
         rows=rows,
@@ -235,8 +257,9 @@ def _activation_bytes(pool: Pool) -> int:
     return size()
 
 
-def _bytes(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.numel() * tensor.element_size()
+def _stride(weight: Tensor, tiles: int) -> int:
+    """Bytes of one tile in storage that holds an even number of them."""
+    return weight.numel() // (-(-tiles // 2) * 2)
 
 
 def _tiles(size: int) -> int:

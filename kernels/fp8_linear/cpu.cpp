@@ -4,7 +4,7 @@
 // A tile is 16 outputs; 64 bytes hold four neighbouring inputs of each output. Each quarter of 16
 // bytes covers four outputs: bytes 0..7 are their inputs 0 and 1 (output 0: 0 1, output 1: 0 1, ..),
 // bytes 8..15 inputs 2 and 3, so that interleaving two byte tables inside the quarters yields one
-// pair of bf16 a lane. K is padded with zeros to a multiple of 32.
+// pair of bf16 a lane. The units of two neighbouring tiles alternate. K is padded with zeros to a multiple of 32.
 // One order for every row count: blocks of 32 inputs are summed from zero, pairs ascending; four of
 // them are added in turn from zero, and acc = fma(those, block scale, acc). The scale of an output
 // multiplies the finished sum.
@@ -22,8 +22,10 @@ RONDO_INLINE float block_scale(const uint8_t* scale, int b) {
 }
 
 struct Layout {
-  static int64_t weight_offset(int32_t k) { return int64_t(k) * 16; }
+  static constexpr int kUnit = 64;
+  static int64_t weight_offset(int32_t k) { return int64_t(k) / 4 * 2 * kUnit; }
   static int64_t scale_offset(int32_t k) { return k / 128 * 4; }
+  static int64_t scale_second(int64_t stride) { return stride; }
 };
 
 #if defined(RONDO_BF16_DOT)
@@ -71,7 +73,7 @@ struct Fp8 : Layout {
     for (int b = 0, left = a.k_count / 32; left > 0; b++, left -= 4) {
       alignas(64) float held[T][M][16];
       const int parts = left < 4 ? left : 4;
-      for (int part = 0; part < parts; part++, x += 16 * M, p += 512) {
+      for (int part = 0; part < parts; part++, x += 16 * M, p += 8 * 2 * kUnit) {
         __m512 sum[T][M];
 #pragma GCC unroll 2
         for (int t = 0; t < T; t++)
@@ -82,7 +84,7 @@ struct Fp8 : Layout {
           __m512bh w[T][2];
 #pragma GCC unroll 2
           for (int t = 0; t < T; t++) {
-            const uint8_t* from = p + t * a.weight_stride + j * 64;
+            const uint8_t* from = p + (2 * j + t) * kUnit;
             _mm_prefetch(reinterpret_cast<const char*>(from) + a.ahead, _MM_HINT_T0);
             const __m512i c = _mm512_load_si512(from);
             const __m512i low = _mm512_permutex2var_epi8(l0, c, l1);
@@ -174,9 +176,9 @@ struct Fp8 : Layout {
     for (int b = 0, left = a.k_count / 32; left > 0; b++, left -= 4) {
       v16f held[M] = {};
       const int parts = left < 4 ? left : 4;
-      for (int part = 0; part < parts; part++, x += 32 * M, p += 512) {
+      for (int part = 0; part < parts; part++, x += 32 * M, p += 8 * 2 * kUnit) {
         for (int j = 0; j < 16; j++) {
-          const v16u pair = pair_lanes(p + j / 2 * 64, j % 2);
+          const v16u pair = pair_lanes(p + j / 2 * 2 * kUnit, j % 2);
           store16(w + j * 32, e4m3_values(pair));
           store16(w + j * 32 + 16, e4m3_values(pair >> 8));
         }

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.cpu.buffers import aligned_empty, aligned_zeros
+from kernels.cpu.buffers import aligned_zeros
 from kernels.cpu.product import (
     TILE_ROWS,
     PackedLinear,
+    PairedTiles,
     fill_tiles,
     pad_rows,
     place_parts,
@@ -50,10 +51,19 @@ def pack_fp8_blocks(
         rows = torch.arange(begin, end, TILE_ROWS) // BLOCK
         return parts[part][1].float()[rows]
 
-    fill_tiles(scale, sizes, scales_of, interleave=interleave)
+    fill_tiles(scale.__setitem__, sizes, scales_of, interleave=interleave)
     weight, k_padded = _pack_codes([codes for codes, _ in parts], sizes, tiles, interleave)
     return PackedLinear(
-        "rondo_fp8_linear", weight, scale, None, k, k_padded, tiles, placed, interleave
+        "rondo_fp8_linear",
+        weight,
+        scale,
+        None,
+        k,
+        k_padded,
+        tiles,
+        placed,
+        interleave,
+        scale_stride=blocks * 4,
     )
 
 
@@ -102,7 +112,7 @@ def _pack_codes(
 ) -> tuple[Tensor, int]:
     k = parts[0].shape[1]
     k_padded = -(-k // _K_STEP) * _K_STEP
-    weight = aligned_empty((tiles, k_padded * TILE_ROWS), torch.uint8)
+    weight = PairedTiles(tiles, k_padded // 4, TILE_ROWS * 4)
 
     def tiles_of(part: int, begin: int, end: int) -> Tensor:
         raw = parts[part][begin:end].view(torch.uint8)
@@ -111,5 +121,5 @@ def _pack_codes(
         lanes = rows.view(-1, 4, 4, k_padded // 4, 2, 2)
         return lanes.permute(0, 3, 1, 4, 2, 5).reshape(lanes.shape[0], -1)
 
-    fill_tiles(weight, sizes, tiles_of, interleave=interleave)
-    return weight, k_padded
+    fill_tiles(weight.put, sizes, tiles_of, interleave=interleave)
+    return weight.flat, k_padded

@@ -2,7 +2,7 @@
 // NVFP4 weights (e2m1 codes, one e4m3 scale per 16 inputs) against bf16 activations.
 //
 // A tile is 16 outputs; a group of 16 inputs is 128 bytes of codes in the first plane and 16 bytes
-// of scales in the second:
+// of scales in the second, and the groups of two neighbouring tiles alternate in both:
 //   codes: two vectors of 16 lanes, one lane an output. Vector h covers inputs 8h..8h+7; the low
 //     half of a lane holds the codes of the four even inputs (lowest first), the high half those of
 //     the odd ones: (lane >> 4j) indexes the pair (8h+2j, 8h+2j+1) in both halves at once.
@@ -27,8 +27,11 @@ RONDO_INLINE v16f group_scales(const uint8_t* p) {
 }
 
 struct Layout {
-  static int64_t weight_offset(int32_t k) { return int64_t(k) * 8; }
-  static int64_t scale_offset(int32_t k) { return k; }
+  static constexpr int kUnit = 128;
+  static constexpr int kScaleUnit = 16;
+  static int64_t weight_offset(int32_t k) { return int64_t(k) / 16 * 2 * kUnit; }
+  static int64_t scale_offset(int32_t k) { return int64_t(k) / 16 * 2 * kScaleUnit; }
+  static int64_t scale_second(int64_t) { return kScaleUnit; }
 };
 
 #if defined(RONDO_BF16_DOT)
@@ -64,7 +67,7 @@ struct Nvfp4 : Layout {
     __m512 acc[T][M];
 #pragma GCC unroll 2
     for (int t = 0; t < T; t++) {
-      p[t] = a.weight + t * a.weight_stride, q[t] = a.scale + t * a.scale_stride;
+      p[t] = a.weight + t * kUnit, q[t] = a.scale + t * kScaleUnit;
 #pragma GCC unroll 16
       for (int m = 0; m < M; m++)
         acc[t][m] = a.first ? _mm512_setzero_ps() : _mm512_load_ps(a.sums + (t * M + m) * 16);
@@ -73,12 +76,13 @@ struct Nvfp4 : Layout {
       __m512 s[T];
 #pragma GCC unroll 2
       for (int t = 0; t < T; t++) {
-        const char* later = reinterpret_cast<const char*>(p[t]) + g * 128 + ahead;
+        const char* later = reinterpret_cast<const char*>(p[t]) + g * 2 * kUnit + ahead;
         _mm_prefetch(later, _MM_HINT_T0);
         _mm_prefetch(later + 64, _MM_HINT_T0);
-        if (!(g & 3))
-          _mm_prefetch(reinterpret_cast<const char*>(q[t]) + g * 16 + scale_ahead, _MM_HINT_T0);
-        s[t] = (__m512)group_scales(q[t] + g * 16);
+        if (t == 0 && !(g & 1))
+          _mm_prefetch(reinterpret_cast<const char*>(q[0]) + g * 2 * kScaleUnit + scale_ahead,
+                       _MM_HINT_T0);
+        s[t] = (__m512)group_scales(q[t] + g * 2 * kScaleUnit);
       }
       if constexpr (T * M <= 8) {
         // All chains side by side; two halves of the group, to keep few weights at a time.
@@ -92,7 +96,7 @@ struct Nvfp4 : Layout {
           __m512bh w[T][4];
 #pragma GCC unroll 2
           for (int t = 0; t < T; t++)
-            decode(_mm512_load_si512(p[t] + g * 128 + h * 64), lut, w[t]);
+            decode(_mm512_load_si512(p[t] + g * 2 * kUnit + h * 64), lut, w[t]);
 #pragma GCC unroll 4
           for (int j = 0; j < 4; j++)
 #pragma GCC unroll 16
@@ -115,8 +119,8 @@ struct Nvfp4 : Layout {
         // Many rows: the whole group decoded, then up to six chains side by side.
         constexpr int kParts = (M + 5) / 6;
         __m512bh w[8];
-        decode(_mm512_load_si512(p[0] + g * 128), lut, w);
-        decode(_mm512_load_si512(p[0] + g * 128 + 64), lut, w + 4);
+        decode(_mm512_load_si512(p[0] + g * 2 * kUnit), lut, w);
+        decode(_mm512_load_si512(p[0] + g * 2 * kUnit + 64), lut, w + 4);
 #pragma GCC unroll 3
         for (int part = 0; part < kParts; part++) {
           const int begin = M * part / kParts, n = M * (part + 1) / kParts - begin;
@@ -182,7 +186,7 @@ struct Nvfp4 : Layout {
     for (int g = 0; g < groups; g++, x += 16 * M) {
 #pragma GCC unroll 2
       for (int h = 0; h < 2; h++) {
-        const v16u c = load_vec<v16u>(a.weight + int64_t(g) * 128 + h * 64);
+        const v16u c = load_vec<v16u>(a.weight + int64_t(g) * 2 * kUnit + h * 64);
 #pragma GCC unroll 4
         for (int j = 0; j < 4; j++) {
           store16(w + (h * 8 + 2 * j) * 16, code_values(c >> (4 * j)));
@@ -191,7 +195,7 @@ struct Nvfp4 : Layout {
       }
       v16f sum[M] = {};
       rondo::add_columns<M>(w, x, 16, sum);
-      const v16f s = group_scales(a.scale + int64_t(g) * 16);
+      const v16f s = group_scales(a.scale + int64_t(g) * 2 * kScaleUnit);
       for (int m = 0; m < M; m++) acc[m] = fma16(sum[m], s, acc[m]);
     }
     for (int m = 0; m < M; m++) store16(a.sums + m * 16, acc[m]);

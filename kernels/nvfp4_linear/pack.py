@@ -6,10 +6,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.cpu.buffers import aligned_empty
 from kernels.cpu.product import (
     TILE_ROWS,
     PackedLinear,
+    PairedTiles,
     fill_tiles,
     pad_rows,
     place_parts,
@@ -37,8 +37,8 @@ def pack_nvfp4(
     sizes = [part[0].shape[0] for part in parts]
     placed, tiles = place_parts(sizes, interleave=interleave)
     groups = _check(parts)
-    weight = aligned_empty((tiles, groups * 128), torch.uint8)
-    scale = aligned_empty((tiles, groups * TILE_ROWS), torch.uint8)
+    weight = PairedTiles(tiles, groups, TILE_ROWS * GROUP // 2)
+    scale = PairedTiles(tiles, groups, TILE_ROWS)
     table = _normalised_scales()
 
     def codes_of(part: int, begin: int, end: int) -> Tensor:
@@ -52,13 +52,22 @@ def pack_nvfp4(
         rows = pad_rows(table[raw.long()])
         return rows.view(-1, TILE_ROWS, groups).transpose(1, 2).reshape(-1, groups * TILE_ROWS)
 
-    fill_tiles(weight, sizes, codes_of, interleave=interleave)
-    fill_tiles(scale, sizes, scales_of, interleave=interleave)
+    fill_tiles(weight.put, sizes, codes_of, interleave=interleave)
+    fill_tiles(scale.put, sizes, scales_of, interleave=interleave)
     factors = [part[2] for part in parts]
     row_scale = place_row_scale(factors, sizes, tiles, interleave=interleave)
     k = groups * GROUP
     return PackedLinear(
-        "rondo_nvfp4_linear", weight, scale, row_scale, k, k, tiles, placed, interleave
+        "rondo_nvfp4_linear",
+        weight.flat,
+        scale.flat,
+        row_scale,
+        k,
+        k,
+        tiles,
+        placed,
+        interleave,
+        scale_stride=groups * TILE_ROWS,
     )
 
 
