@@ -186,9 +186,10 @@ class LivePanel(QWidget):
         self.acceptance.set_value(percent(found.acceptance_pct), drafted, dim=dim)
         note = ""
         if roof:
-            note = f"roof {significant(roof)}"
+            place = "cache roof" if snapshot.model.roof_place == "cache" else "roof"
+            note = f"{place} {significant(roof)}"
             if found.read_gbps is not None:
-                note = f"{100 * found.read_gbps / roof:.0f} % of roof {significant(roof)}"
+                note = f"{100 * found.read_gbps / roof:.0f} % of {place} {significant(roof)}"
         self.read.set_value(significant(found.read_gbps), note, dim=dim)
         self.split.set_parts(found.parts_ms, dim=dim)
         limit = snapshot.context_limit

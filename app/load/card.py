@@ -17,7 +17,9 @@ def card_rows(card: ModelCard) -> list[tuple[str, str]]:
         thinking = (
             f"switch in the chat template, {'on' if card.thinks_by_default else 'off'} by default"
         )
-    roof = NONE if card.roof_gbps is None else f"{significant(card.roof_gbps)} GB/s, measured here"
+    roof = NONE
+    if card.roof_gbps is not None:
+        roof = f"{significant(card.roof_gbps)} GB/s from {card.roof_place}, measured here"
     return [
         ("Folder", card.path),
         ("Weights", f"{card.weight_format}, {byte_size(card.weight_bytes)}"),

@@ -138,6 +138,7 @@ def _native(
     stage("timing a round")
     count = threads or choose_threads(backend, library)
     device = f"CPU, {_threads(count)}, {ISA_NAMES[library.isa]}"
+    backend.record_rounds(knobs.number("MTP_DEPTH"))
     roof = roof_of_rounds(backend.pool, backend.round_bytes(1, 0))
     return OpenedBackend(backend, device, (), roof)
 

@@ -208,6 +208,16 @@ class NativeBackend:
     def reset_operation_times(self) -> None:
         self._times = {}
 
+    def record_rounds(self, depth: int) -> None:
+        """Record the passes that rounds of up to `depth` drafted tokens take, so that the first ones are fast."""
+        if not self._replay:
+            return
+        for rows in range(1, depth + 2):
+            for parity in (0, 1):
+                self._graphs.get(self._key("chain", rows, parity=parity))
+            if depth and self._arena.mtp_kv is not None:
+                self._graphs.get(self._key("draft", rows, steps=depth))
+
     def use_pool(self, pool: Pool) -> None:
         """Go on with another pool of workers; recordings are made anew, results keep their bits."""
         self._graphs.clear()
@@ -289,8 +299,7 @@ class NativeBackend:
             self._arena.mtp_waiting[0] = self._arena.mtp_waiting[row]
 
     def _run(self, kind: str, rows: int, *, steps: int = 0) -> None:
-        context = context_class(self.length + rows)
-        key = GraphKey(kind, rows, context, self._signature, self._parity, steps)
+        key = self._key(kind, rows, parity=self._parity, steps=steps)
         if self._replay:
             tape = self._graphs.get(key)
             tape.run()
@@ -303,6 +312,12 @@ class NativeBackend:
             times = self._times[key] = _Times(tape.models, 0, np.zeros(len(tape.models)))
         times.runs += 1
         times.total_ms += tape.step_ms()
+
+    def _key(self, kind: str, rows: int, *, parity: int = 0, steps: int = 0) -> GraphKey:
+        if kind in ("head", "draft", "extend"):
+            parity = 0  # these passes touch no record
+        context = context_class(self.length + rows)
+        return GraphKey(kind, rows, context, self._signature, parity, steps)
 
     def _record(self, key: GraphKey) -> Tape:
         """Issue the operations of a key; with replay off they run as they are issued."""
