@@ -209,7 +209,7 @@ class NativeBackend:
         self._times = {}
 
     def record_rounds(self, depth: int) -> None:
-        """Record the passes that rounds of up to `depth` drafted tokens take, so that the first ones are fast."""
+        """Record the passes that rounds of up to `depth` drafted tokens take, so the first ones are fast."""
         if not self._replay:
             return
         for rows in range(1, depth + 2):
