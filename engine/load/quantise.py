@@ -22,7 +22,6 @@ from engine.api import LoadProgress
 from engine.errors import CheckpointError, UsageError
 from engine.load import formats
 from engine.load.checkpoint import CONFIG_FILE, inspect_checkpoint
-from engine.load.formats import LinearPlan
 from engine.load.plan import LoadPlan
 from engine.load.reader import TensorReader
 from kernels.fp8_linear.quantise import quantise_rows
@@ -32,6 +31,8 @@ from kernels.nvfp4_linear.reference import dequantise_nvfp4
 METHODS = ("rtn", "clip")
 _SHARD_BYTES = 4 << 30
 _GROUP = 16
+_EMBEDDING = "embed_tokens.weight"
+_HEAD = "lm_head"
 _PREFIX = "model.language_model."
 _COPIED = (
     "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json", "README.md",
@@ -103,30 +104,33 @@ def quantise_checkpoint(
 def _tensors(
     plan: LoadPlan, reader: TensorReader, method: str, reports: list[ModuleReport]
 ) -> Iterator[tuple[str, Tensor]]:
-    for name, (_, entry) in plan.vectors.items():
-        yield _published(name), reader.read(entry)
-    for module, linear in plan.linears.items():
-        weight = reader.read(linear.codes)
-        parts, values = _quantised(module, linear, weight.float(), method)
+    def stored(module: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
+        parts, values = _quantised(module, weight, method)
         for suffix, tensor in parts.items():
             yield _published(f"{module}.{suffix}"), tensor
-        error = (values - weight.float()).square().mean().sqrt()
-        rms = weight.float().square().mean().sqrt().clamp_min(1e-30)
+        error = (values - weight).square().mean().sqrt()
+        rms = weight.square().mean().sqrt().clamp_min(1e-30)
         size = sum(tensor.nbytes for tensor in parts.values())
         name = {1: "BF16", 2: "FP8", 3: "NVFP4"}[len(parts)]
         reports.append(ModuleReport(module, name, size, float(error / rms)))
 
+    for name, (_, entry) in plan.vectors.items():
+        tensor = reader.read(entry)
+        yield _published(name), tensor
+        if name == _EMBEDDING and plan.config.tied:
+            # A tied head gets codes of its own: gathering wants BF16, the product FP8.
+            yield from stored(_HEAD, tensor.float())
+    for module, linear in plan.linears.items():
+        yield from stored(module, reader.read(linear.codes).float())
 
-def _quantised(
-    module: str, linear: LinearPlan, weight: Tensor, method: str
-) -> tuple[dict[str, Tensor], Tensor]:
-    """The stored parts of a linear and the values they stand for."""
-    if module == "lm_head":
+
+def _quantised(module: str, weight: Tensor, method: str) -> tuple[dict[str, Tensor], Tensor]:
+    """The stored parts of a linear and the float32 values they stand for."""
+    if module == _HEAD:
         codes, scale = quantise_rows(weight)
         values = codes.float() * scale[:, None]
         return {"weight": codes, "weight_scale": scale[:, None].contiguous()}, values
-    narrow = linear.slot.rows < _GROUP or module.endswith(("in_proj_a", "in_proj_b"))
-    if narrow or linear.slot.columns % _GROUP:
+    if _stays_dense(module, weight.shape[1]):
         return {"weight": weight.to(torch.bfloat16)}, weight.to(torch.bfloat16).float()
     codes, scales, scale_2 = quantise(weight, method)
     parts = {
@@ -135,6 +139,11 @@ def _quantised(
         "weight_scale_2": torch.tensor(scale_2, dtype=torch.float32),
     }
     return parts, dequantise_nvfp4(codes, scales, scale_2).float()
+
+
+def _stays_dense(module: str, columns: int) -> bool:
+    """Gates are tiny and steer the state; rows that do not divide into groups have no NVFP4 form."""
+    return module.endswith(("in_proj_a", "in_proj_b")) or columns % _GROUP != 0
 
 
 def _published(name: str) -> str:
@@ -170,13 +179,14 @@ def _write_shards(folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> None:
 
 def _write_config(source: Path, folder: Path, plan: LoadPlan) -> None:
     values = json.loads((source / CONFIG_FILE).read_text("utf-8-sig"))
-    layers = {}
+    layers = {_HEAD: {"quant_algo": "FP8"}}
     for module, linear in plan.linears.items():
-        if module == "lm_head":
-            layers[module] = {"quant_algo": "FP8"}
-        elif not module.endswith(("in_proj_a", "in_proj_b")) and not linear.slot.columns % _GROUP:
+        if module != _HEAD and not _stays_dense(module, linear.slot.columns):
             name = _published(module)
             layers[name] = {"quant_algo": "W4A16_NVFP4", "group_size": _GROUP}
+    for part in (values, values.get("text_config", {})):
+        if "tie_word_embeddings" in part:
+            part["tie_word_embeddings"] = False
     values["quantization_config"] = {
         "quant_method": "modelopt",
         "quant_algo": "MIXED_PRECISION",

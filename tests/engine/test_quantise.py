@@ -55,6 +55,16 @@ def test_the_copy_has_the_right_formats_and_small_errors(
     )
 
 
+def test_a_tied_head_gets_codes_of_its_own(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "tied", hidden_size=128, intermediate_size=256, tied=True)
+    quantise_checkpoint(tmp_path / "tied", tmp_path / "copy")
+    copy = read_checkpoint(tmp_path / "copy")
+    assert not copy.config.tied
+    assert isinstance(copy.weights.head, Fp8Row)
+    head, embed = copy.weights.head.dequantise().float(), copy.weights.embed.float()
+    assert float((head - embed).norm() / embed.norm()) < 0.03
+
+
 def test_clip_search_is_never_worse_than_rounding(source: Path, tmp_path: Path) -> None:
     totals = []
     for method in ("rtn", "clip"):
