@@ -20,19 +20,16 @@ struct Bf16 {
 #if defined(RONDO_BF16_DOT)
   template <int M>
   static constexpr int together() {
-    return M >= 2 && M <= 7 ? 2 : 1;
+    return M <= 12 ? 2 : 1;
   }
 
   template <int M, int T>
   static void tiles(const TileArgs& a) {
     const uint32_t* x = static_cast<const uint32_t*>(a.x);
     const uint8_t* p = a.weight;
-    __m512 acc[T][M];
-    for (int t = 0; t < T; t++)
-#pragma GCC unroll 16
-      for (int m = 0; m < M; m++)
-        acc[t][m] = a.first ? _mm512_setzero_ps() : _mm512_load_ps(a.sums + (t * M + m) * 16);
-    for (int k = 0; k < a.k_count; k += 32, x += 16 * M, p += 16 * 2 * kUnit) {
+    bool first = a.first;
+    for (int k = 0; k < a.k_count; k += 32, x += 16 * M, p += 16 * 2 * kUnit, first = false) {
+      const int64_t ahead = a.weight_ahead(weight_offset(k));
       __m512 sum[T][M];
 #pragma GCC unroll 2
       for (int t = 0; t < T; t++)
@@ -44,24 +41,30 @@ struct Bf16 {
 #pragma GCC unroll 2
         for (int t = 0; t < T; t++) {
           const uint8_t* from = p + (2 * j + t) * kUnit;
-          _mm_prefetch(reinterpret_cast<const char*>(from) + a.ahead, _MM_HINT_T0);
+          _mm_prefetch(reinterpret_cast<const char*>(from) + ahead, _MM_HINT_T0);
           w[t] = (__m512bh)_mm512_load_si512(from);
         }
 #pragma GCC unroll 16
         for (int m = 0; m < M; m++) {
-          const __m512bh v = (__m512bh)_mm512_set1_epi32(int(x[j * M + m]));
+          if constexpr (T == 1) {
+            sum[0][m] = rondo::dot_broadcast(sum[0][m], w[0], x + j * M + m);
+          } else {
+            const __m512bh v = (__m512bh)_mm512_set1_epi32(int(x[j * M + m]));
 #pragma GCC unroll 2
-          for (int t = 0; t < T; t++) sum[t][m] = _mm512_dpbf16_ps(sum[t][m], w[t], v);
+            for (int t = 0; t < T; t++) sum[t][m] = _mm512_dpbf16_ps(sum[t][m], w[t], v);
+          }
         }
       }
+      // The accumulators stay in memory: the registers belong to the chains.
 #pragma GCC unroll 2
       for (int t = 0; t < T; t++)
 #pragma GCC unroll 16
-        for (int m = 0; m < M; m++) acc[t][m] = _mm512_add_ps(acc[t][m], sum[t][m]);
+        for (int m = 0; m < M; m++) {
+          float* acc = a.sums + (t * M + m) * 16;
+          const __m512 before = first ? _mm512_setzero_ps() : _mm512_load_ps(acc);
+          _mm512_store_ps(acc, _mm512_add_ps(before, sum[t][m]));
+        }
     }
-    for (int t = 0; t < T; t++)
-#pragma GCC unroll 16
-      for (int m = 0; m < M; m++) _mm512_store_ps(a.sums + (t * M + m) * 16, acc[t][m]);
   }
 #else
   template <int M>

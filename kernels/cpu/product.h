@@ -47,6 +47,18 @@ constexpr int kActivationBytes = 4;
 #endif
 // Tiles whose sums are kept while the inputs are taken step by step.
 constexpr int kChunkTiles = 16;
+constexpr int64_t kPrefetchBytes = 4096;
+
+// Where to prefetch from while a visit to `chunk` bytes goes on: `distance` further, or at the start
+// of the next visit, `next` bytes from the start of this one, once that would leave the chunk.
+struct Prefetch {
+  int64_t distance, edge, jump;
+  Prefetch() : distance(0), edge(0), jump(0) {}
+  Prefetch(int64_t ahead, int64_t chunk, int64_t next)
+      : distance(ahead), edge(chunk - ahead), jump(next - chunk) {}
+  // How far ahead of the byte `at` of this visit.
+  int64_t operator()(int64_t at) const { return distance + (at >= edge ? jump : 0); }
+};
 
 // One call of a format's inner loop: `k_count` inputs of T neighbouring tiles, T * M running sums.
 // The units of the two tiles of a pair alternate in memory, so that a pair is one stream: a tile's
@@ -58,8 +70,7 @@ struct TileArgs {
   const void* x;  // repacked activations of these inputs
   int32_t k_count;
   bool first;             // the sums start from zero
-  int64_t ahead;          // where the weights of about 8 KB later lie, in bytes from here
-  int64_t scale_ahead;
+  Prefetch weight_ahead, scale_ahead;
   float* sums;  // [T][M][16]
 };
 
@@ -190,12 +201,14 @@ static void sweep(const rondo_linear_args* a, const void* x, int32_t row, int64_
     t.x = static_cast<const uint8_t*>(x) + int64_t(k) * M * kActivationBytes;
     for (int64_t tile = t0; tile < t1; tile += 2) {
       const bool pair = tile + 1 < t1;
-      const bool whole = t.first && last;
       // The next visit: the same inputs of the next pair, or the next inputs of the first one.
-      const int64_t on = tile + 2 < t1 ? 2 : t0 - tile;
-      const int32_t further = on > 0 ? 0 : t.k_count;
-      t.ahead = whole ? 8192 : on * a->weight_stride + Format::weight_offset(further);
-      t.scale_ahead = whole ? 1024 : on * scale_stride + Format::scale_offset(further);
+      const bool onward = tile + 2 < t1 || last;
+      const int64_t on = onward ? 2 : t0 - tile;
+      const int32_t further = onward ? 0 : t.k_count;
+      t.weight_ahead = Prefetch(kPrefetchBytes, Format::weight_offset(t.k_count),
+                                on * a->weight_stride + Format::weight_offset(further));
+      t.scale_ahead = Prefetch(kPrefetchBytes / 8, Format::scale_offset(t.k_count),
+                               on * scale_stride + Format::scale_offset(further));
       t.weight = a->weight + tile * a->weight_stride + weight_at;
       t.scale = a->scale ? a->scale + tile * scale_stride + scale_at : nullptr;
       t.sums = sums + (tile - t0) * M * 16;

@@ -55,7 +55,7 @@ const ByteTables kTables;
 struct Fp8 : Layout {
   template <int M>
   static constexpr int together() {
-    return M >= 2 && M <= 4 ? 2 : 1;
+    return M <= 8 ? 2 : 1;
   }
 
   template <int M, int T>
@@ -65,15 +65,11 @@ struct Fp8 : Layout {
     const __m512i sign = _mm512_set1_epi8(char(0x80));
     const uint32_t* x = static_cast<const uint32_t*>(a.x);
     const uint8_t* p = a.weight;
-    __m512 acc[T][M];
-    for (int t = 0; t < T; t++)
-#pragma GCC unroll 16
-      for (int m = 0; m < M; m++)
-        acc[t][m] = a.first ? _mm512_setzero_ps() : _mm512_load_ps(a.sums + (t * M + m) * 16);
     for (int b = 0, left = a.k_count / 32; left > 0; b++, left -= 4) {
       alignas(64) float held[T][M][16];
       const int parts = left < 4 ? left : 4;
       for (int part = 0; part < parts; part++, x += 16 * M, p += 8 * 2 * kUnit) {
+        const int64_t ahead = a.weight_ahead(p - a.weight);
         __m512 sum[T][M];
 #pragma GCC unroll 2
         for (int t = 0; t < T; t++)
@@ -85,7 +81,7 @@ struct Fp8 : Layout {
 #pragma GCC unroll 2
           for (int t = 0; t < T; t++) {
             const uint8_t* from = p + (2 * j + t) * kUnit;
-            _mm_prefetch(reinterpret_cast<const char*>(from) + a.ahead, _MM_HINT_T0);
+            _mm_prefetch(reinterpret_cast<const char*>(from) + ahead, _MM_HINT_T0);
             const __m512i c = _mm512_load_si512(from);
             const __m512i low = _mm512_permutex2var_epi8(l0, c, l1);
             const __m512i mag = _mm512_permutex2var_epi8(h0, c, h1);
@@ -97,9 +93,14 @@ struct Fp8 : Layout {
           for (int i = 0; i < 2; i++)
 #pragma GCC unroll 16
             for (int m = 0; m < M; m++) {
-              const __m512bh v = (__m512bh)_mm512_set1_epi32(int(x[(j * 2 + i) * M + m]));
+              const uint32_t* pair = x + (j * 2 + i) * M + m;
+              if constexpr (T == 1) {
+                sum[0][m] = rondo::dot_broadcast(sum[0][m], w[0][i], pair);
+              } else {
+                const __m512bh v = (__m512bh)_mm512_set1_epi32(int(*pair));
 #pragma GCC unroll 2
-              for (int t = 0; t < T; t++) sum[t][m] = _mm512_dpbf16_ps(sum[t][m], w[t][i], v);
+                for (int t = 0; t < T; t++) sum[t][m] = _mm512_dpbf16_ps(sum[t][m], w[t][i], v);
+              }
             }
         }
 #pragma GCC unroll 2
@@ -114,14 +115,15 @@ struct Fp8 : Layout {
       for (int t = 0; t < T; t++) {
         const uint8_t* q = a.scale ? a.scale + t * a.scale_stride : nullptr;
         const __m512 s = _mm512_set1_ps(block_scale(q, b));
+        // The accumulators stay in memory: the registers belong to the chains.
 #pragma GCC unroll 16
-        for (int m = 0; m < M; m++)
-          acc[t][m] = _mm512_fmadd_ps(_mm512_load_ps(held[t][m]), s, acc[t][m]);
+        for (int m = 0; m < M; m++) {
+          float* acc = a.sums + (t * M + m) * 16;
+          const __m512 before = a.first && b == 0 ? _mm512_setzero_ps() : _mm512_load_ps(acc);
+          _mm512_store_ps(acc, _mm512_fmadd_ps(_mm512_load_ps(held[t][m]), s, before));
+        }
       }
     }
-    for (int t = 0; t < T; t++)
-#pragma GCC unroll 16
-      for (int m = 0; m < M; m++) _mm512_store_ps(a.sums + (t * M + m) * 16, acc[t][m]);
   }
 };
 

@@ -60,7 +60,7 @@ struct Nvfp4 : Layout {
   static void tiles(const TileArgs& a) {
     const __m512i lut = _mm512_load_si512(kCodes);
     const int groups = a.k_count / 16;
-    const int64_t ahead = a.ahead, scale_ahead = a.scale_ahead;
+    const rondo::Prefetch weight_ahead = a.weight_ahead, scale_ahead = a.scale_ahead;
     const uint32_t* x = static_cast<const uint32_t*>(a.x);
     const uint8_t* p[T];
     const uint8_t* q[T];
@@ -73,16 +73,18 @@ struct Nvfp4 : Layout {
         acc[t][m] = a.first ? _mm512_setzero_ps() : _mm512_load_ps(a.sums + (t * M + m) * 16);
     }
     for (int g = 0; g < groups; g++, x += 8 * M) {
+      const int64_t at = int64_t(g) * 2 * kUnit, scale_at = int64_t(g) * 2 * kScaleUnit;
+      const int64_t ahead = weight_ahead(at);
+      if (!(g & 1))
+        _mm_prefetch(reinterpret_cast<const char*>(q[0]) + scale_at + scale_ahead(scale_at),
+                     _MM_HINT_T0);
       __m512 s[T];
 #pragma GCC unroll 2
       for (int t = 0; t < T; t++) {
-        const char* later = reinterpret_cast<const char*>(p[t]) + g * 2 * kUnit + ahead;
+        const char* later = reinterpret_cast<const char*>(p[t]) + at + ahead;
         _mm_prefetch(later, _MM_HINT_T0);
         _mm_prefetch(later + 64, _MM_HINT_T0);
-        if (t == 0 && !(g & 1))
-          _mm_prefetch(reinterpret_cast<const char*>(q[0]) + g * 2 * kScaleUnit + scale_ahead,
-                       _MM_HINT_T0);
-        s[t] = (__m512)group_scales(q[t] + g * 2 * kScaleUnit);
+        s[t] = (__m512)group_scales(q[t] + scale_at);
       }
       if constexpr (T * M <= 8) {
         // All chains side by side; two halves of the group, to keep few weights at a time.
@@ -96,7 +98,7 @@ struct Nvfp4 : Layout {
           __m512bh w[T][4];
 #pragma GCC unroll 2
           for (int t = 0; t < T; t++)
-            decode(_mm512_load_si512(p[t] + g * 2 * kUnit + h * 64), lut, w[t]);
+            decode(_mm512_load_si512(p[t] + at + h * 64), lut, w[t]);
 #pragma GCC unroll 4
           for (int j = 0; j < 4; j++)
 #pragma GCC unroll 16
@@ -119,8 +121,8 @@ struct Nvfp4 : Layout {
         // Many rows: the whole group decoded, then up to six chains side by side.
         constexpr int kParts = (M + 5) / 6;
         __m512bh w[8];
-        decode(_mm512_load_si512(p[0] + g * 2 * kUnit), lut, w);
-        decode(_mm512_load_si512(p[0] + g * 2 * kUnit + 64), lut, w + 4);
+        decode(_mm512_load_si512(p[0] + at), lut, w);
+        decode(_mm512_load_si512(p[0] + at + 64), lut, w + 4);
 #pragma GCC unroll 3
         for (int part = 0; part < kParts; part++) {
           const int begin = M * part / kParts, n = M * (part + 1) / kParts - begin;
