@@ -24,6 +24,7 @@ COMMANDS = {
     "bench": "whole-round timings on a named shape, peers and the machine's roof in the same run",
     "probe": "cold memory-read rate of this machine",
     "doctor": "what this machine has, what will be used, what is missing",
+    "check": "every kernel against its readable twin, row invariance included",
     "agree": "speculative against plain greedy decoding, token for token",
     "quantize": "an NVFP4 copy of a BF16 checkpoint, with its loss",
     "knobs": "the QWEN38_* switches, their values and where each comes from",

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from checkpoints import make_checkpoint
 
 from engine.cli import FAILED, GATE, OK, USAGE, main
@@ -160,6 +161,36 @@ def test_probe_measures_and_refuses_a_set_inside_the_caches(
     assert values["working_set_bytes"] == 128 << 20
     assert 0 < values["read_gbps"] < 1000
     assert main(["probe", "--megabytes", "1"]) == USAGE
+
+
+def test_check_reports_every_kernel_and_can_fail(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import kernels.e2m1.reference as twin
+
+    arguments = ("check", "--only", "e2m1", "--isa", "portable")
+    code, values = run_json(capsys, *arguments)
+    assert code == OK
+    assert values["failed"] == 0
+    assert {
+        "kernel",
+        "implementation",
+        "status",
+        "max_abs_err",
+        "row_invariant",
+        "reason",
+    } <= values["checks"][0].keys()
+    assert main(["check", "--only", "no such operation"]) == USAGE
+    assert main(["check", "--isa", "no such level"]) == USAGE
+    names = [name for name in vars(twin) if name.startswith(("encode", "decode"))]
+    for name in names:
+        monkeypatch.setattr(twin, name, lambda *_, **__: torch.zeros(1))
+        monkeypatch.setattr(
+            f"kernels.e2m1.check.{name}", lambda *_, **__: torch.zeros(1), raising=False
+        )
+    code, values = run_json(capsys, *arguments)
+    assert code == GATE
+    assert values["failed"] > 0
 
 
 def test_doctor_says_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:

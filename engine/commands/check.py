@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""`rondo check`: every kernel against its readable twin on this machine, row invariance included."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+from dataclasses import asdict
+
+from engine.cli import GATE, OK, print_json
+from engine.errors import Cancelled, RondoError, UsageError
+from kernels.checks import CheckResult
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument(
+        "--isa", action="append", metavar="NAME", help="one level; default: all this machine has"
+    )
+    parser.add_argument("--only", action="append", metavar="OPERATION", help="may be repeated")
+    parser.add_argument("--seed", type=int, default=0, metavar="S")
+    parser.add_argument("--device", choices=("cpu",), default="cpu")
+
+
+def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
+    """Run the checks and print one line each; exit 3 when one fails."""
+    from kernels.build import NativeBuildError, load_library, machine_isas
+    from kernels.registry import operation, run_checks
+
+    names = tuple(arguments.only) if arguments.only else None
+    try:
+        for name in names or ():
+            operation(name)
+    except ValueError as error:
+        raise UsageError(f"{error}.") from None
+    unknown = set(arguments.isa or ()) - set(machine_isas())
+    if unknown:
+        raise UsageError(
+            f"This machine has no level {', '.join(sorted(unknown))}.",
+            next_step=f"Use one of {', '.join(machine_isas())}.",
+        )
+    results = []
+    for isa in arguments.isa or machine_isas():
+        try:
+            library = load_library(isa, on_progress=lambda line: print(line, file=sys.stderr))
+        except NativeBuildError as error:
+            raise RondoError(
+                str(error), next_step="`rondo doctor` says what is missing."
+            ) from error
+        for result in run_checks(library, names=names, seed=arguments.seed):
+            results.append(result)
+            if cancel.is_set():
+                raise Cancelled
+    failed = sum(not result.ok for result in results)
+    if arguments.json:
+        print_json({"checks": [asdict(result) for result in results], "failed": failed})
+    else:
+        _print_table(results)
+        print(f"{len(results) - failed} of {len(results)} checks hold")
+    return GATE if failed else OK
+
+
+def _print_table(results: list[CheckResult]) -> None:
+    """One line a kernel and level; failures in full."""
+    groups: dict[tuple[str, str], list[CheckResult]] = {}
+    for result in results:
+        groups.setdefault((result.implementation, result.kernel), []).append(result)
+    for (implementation, kernel), group in groups.items():
+        status = "ok" if all(result.ok for result in group) else "FAIL"
+        worst = max(result.max_abs_err for result in group)
+        rows = "rows equal to the bit" if any(result.row_invariant for result in group) else ""
+        print(
+            f"{status:5}{implementation:16}{kernel:24}{len(group):4} checks  "
+            f"worst error {worst:.1e}  {rows}"
+        )
+    for result in results:
+        if not result.ok:
+            print(f"FAIL {result.implementation} {result.kernel}: {result.reason}")
