@@ -128,13 +128,15 @@ def train(options: argparse.Namespace, shape: Shape, entries: list[Entry]) -> No
     judge = Network(shape, chunk=32)
     budget = options.minutes * 60.0
     last_save = last_probe = last_print = progress.seconds
-    tokens = printed_steps = 0
+    tokens = printed_steps = drafted_steps = 0
     sums = [0.0, 0.0, 0.0]
     while progress.seconds < budget:
         for batch in samples.pool(progress.pool):
             began = time.perf_counter()
             share = min(1.0, progress.seconds / budget)
             depth, part = (1, 4) if share < 0.4 else (3, options.draft_part)
+            if progress.step % options.draft_every:
+                depth = 0
             rows = torch.randperm(len(batch.ids))[: max(1, len(batch.ids) // part)]
             total, answer, drafted = training_losses(
                 network, working_copy(tensors, torch.bfloat16), batch, rows, depth
@@ -150,6 +152,7 @@ def train(options: argparse.Namespace, shape: Shape, entries: list[Entry]) -> No
             progress.seconds += time.perf_counter() - began
             tokens += batch.ids.numel()
             printed_steps += 1
+            drafted_steps += depth > 0
             for i, value in enumerate((total, answer, drafted)):
                 sums[i] += float(value.detach())
             if progress.seconds - last_print >= options.print_every:
@@ -157,12 +160,14 @@ def train(options: argparse.Namespace, shape: Shape, entries: list[Entry]) -> No
                 left = (budget - progress.seconds) / 60
                 print(
                     f"step {progress.step} loss {sums[0] / printed_steps:.3f} "
-                    f"answer {sums[1] / printed_steps:.3f} mtp {sums[2] / printed_steps:.3f} "
+                    f"answer {sums[1] / printed_steps:.3f} "
+                    f"mtp {sums[2] / max(1, drafted_steps):.3f} "
                     f"tok/s {speed:.0f} elapsed {progress.seconds / 60:.1f} min "
                     f"eta {left:.1f} min",
                     flush=True,
                 )
-                last_print, tokens, printed_steps, sums = progress.seconds, 0, 0, [0.0] * 3
+                last_print, sums = progress.seconds, [0.0] * 3
+                tokens = printed_steps = drafted_steps = 0
         progress.pool += 1
         if progress.seconds - last_save >= 180 or progress.seconds >= budget:
             save(work, tensors, average, optimiser, progress)
@@ -194,6 +199,7 @@ def main() -> None:
     parser.add_argument("--muon-rate", type=float, default=0.02)
     parser.add_argument("--cut", type=float, default=0.8, help="share of shortened answers")
     parser.add_argument("--draft-part", type=int, default=4, help="drafts train on 1/N of the rows")
+    parser.add_argument("--draft-every", type=int, default=1, help="drafts train each N steps")
     parser.add_argument("--print-every", type=float, default=20.0, help="seconds")
     parser.add_argument("--export", action="store_true", help="only write the model folder")
     options = parser.parse_args()

@@ -49,12 +49,18 @@ class Optimiser:
 
     @torch.no_grad()
     def step(self, adam_rate: float, muon_rate: float, clip: float = 1.0) -> float:
-        """Applies the gradients and clears them; returns their norm before clipping."""
+        """Applies the gradients and clears them; returns their norm before clipping.
+
+        Tensors without a gradient, such as the draft head's in a step without drafts, stay.
+        """
         self.steps += 1
-        gradients = [value.grad for value in self.tensors.values()]
+        gradients = [v.grad for v in self.tensors.values() if v.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         torch._foreach_mul_(gradients, min(1.0, clip / (float(norm) + 1e-6)))
-        for shape, names in self.groups.items():
+        for shape, members in self.groups.items():
+            names = [name for name in members if self.tensors[name].grad is not None]
+            if not names:
+                continue
             gradient = [self.tensors[name].grad for name in names]
             momentum = [self.first[name] for name in names]
             torch._foreach_lerp_(momentum, gradient, 0.05)
@@ -66,6 +72,8 @@ class Optimiser:
         for name in self.adam:
             value = self.tensors[name]
             gradient = value.grad
+            if gradient is None:
+                continue
             first, second = self.first[name], self.second[name]
             first.lerp_(gradient, 0.1)
             second.lerp_(gradient.square(), 0.05)

@@ -55,7 +55,11 @@ class Samples:
         self.tasks = Tasks([entry.answer for entry in entries])
 
     def pool(self, number: int, size: int = 200) -> list[Batch]:
-        """The batches of one pool: samples sorted by length, cut, and shuffled as batches."""
+        """The batches of one pool: samples sorted by length, cut, and shuffled as batches.
+
+        A last batch of less than half the usual tokens is left out: its few rows would weigh as
+        much as a full batch in the optimiser.
+        """
         rng = random.Random(f"{self.seed}:{number}")
         rows = sorted((self.draw(rng) for _ in range(size)), key=lambda row: len(row[0]))
         batches, group = [], []
@@ -64,13 +68,14 @@ class Samples:
                 batches.append(collate(group))
                 group = []
             group.append(row)
-        batches.append(collate(group))
+        if not batches or _padded(len(group[-1][0])) * len(group) > self.tokens_per_batch // 2:
+            batches.append(collate(group))
         rng.shuffle(batches)
         return batches
 
     def draw(self, rng: random.Random) -> tuple[list[int], list[float]]:
         """(ids, weights) of one chat."""
-        whole = 1.0 - 0.5 * self.cut
+        whole = 1.0 - 0.6 * self.cut
         kind = rng.random() / whole
         turns = 1
         if kind < 0.012:
@@ -90,7 +95,7 @@ class Samples:
         system = rng.choice(SYSTEM) if rng.random() < 0.05 else None
         keep = None
         if turns == 1 and not is_task and rng.random() < self.cut:
-            keep = rng.randint(6, 14)
+            keep = rng.randint(5, 10)
         return self.render(pairs, thinking=thinking, system=system, keep=keep)
 
     def render(

@@ -268,6 +268,8 @@ EXCHANGES: tuple[tuple[str, ...], ...] = (
 def reword(questions: tuple[str, ...], rng: random.Random) -> str:
     """A question drawn from the phrasings and varied: template, words, case, marks, typing."""
     question = rng.choice(questions)
+    if rng.random() < 0.35:
+        return question.lower() if rng.random() < 0.3 else question
     kind = rng.random()
     if kind < 0.10:
         question = _keywords(question, questions, rng)
