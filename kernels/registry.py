@@ -101,4 +101,4 @@ def run_checks(
         except Exception as error:
             kernel = module.split(".")[1]
             reason = f"the check stopped: {type(error).__name__}: {error}"
-            yield CheckResult(kernel, f"cpu-{library.isa}", "cpu", "fail", 0.0, 0.0, None, reason)
+            yield CheckResult(kernel, library.isa, "cpu", "fail", 0.0, 0.0, None, reason)

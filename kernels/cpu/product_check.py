@@ -99,7 +99,7 @@ def check_case(
     kernel: str, library: NativeLibrary, case: ProductCase, *, seed: int, label: str
 ) -> Iterator[CheckResult]:
     """Every result of one packed weight on one library: bounds, invariance, mutations."""
-    name = f"cpu-{library.isa}"
+    name = library.isa
     packed = case.packed
     with Pool(library, 1) as one, Pool(library, 2) as two:
         for kind in INPUT_KINDS:
@@ -150,7 +150,7 @@ def check_silu_mul(
 ) -> Iterator[CheckResult]:
     """A gate and up pair fused (pack(True)) against the same two products apart (pack(False))."""
     fused, apart = pack(True), pack(False)
-    name = f"cpu-{library.isa}"
+    name = library.isa
     with Pool(library, 1) as one, Pool(library, 2) as two:
         x = inputs("gaussian", 21, fused.k, seed)
         both = run_product(one, apart, x, torch.bfloat16)

@@ -44,7 +44,7 @@ def check(library: NativeLibrary, *, seed: int = 0) -> list[CheckResult]:
     """Native encode and decode against the nearest code and the value table, 1 and 2 workers."""
     values = test_values(seed)
     wanted = nearest_code(values)
-    name = f"cpu-{library.isa}"
+    name = library.isa
     results = [
         expect(
             "e2m1.encode",
