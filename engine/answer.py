@@ -31,9 +31,17 @@ class AnswerStream:
             self._show("<think>\n")
 
     def add(self, tokens: Sequence[int]) -> bool:
-        """Append tokens; True when a stop string was met (its tokens stay in `ids`)."""
-        self.ids.extend(tokens)
-        self._show(self._scanner.feed(self._detokeniser.feed_all(tokens)))
+        """Append tokens up to the one that completes a stop string; True when there was one.
+
+        What a round committed behind it is left out, so that `ids` do not depend on the drafter.
+        """
+        shown = []
+        for token in tokens:
+            self.ids.append(token)
+            shown.append(self._scanner.feed(self._detokeniser.feed(token)))
+            if self._scanner.stopped:
+                break
+        self._show("".join(shown))
         return self._scanner.stopped
 
     def finish(self) -> None:

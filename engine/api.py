@@ -57,7 +57,8 @@ class GenerateRequest:
     """What to generate from (exactly one of messages, prompt, token_ids) and how.
 
     `prompt` is raw text without the chat template. `thinking` None leaves it to the template's default.
-    `truncate` drops the oldest part of a prompt that does not fit instead of refusing it.
+    `truncate` drops the oldest part of a prompt that does not fit instead of refusing it; the answer keeps
+    room for max_tokens, but no more than half of the context.
     """
 
     messages: tuple[Message, ...] = ()

@@ -19,6 +19,7 @@ from engine.knobs import KnobSet
 from engine.load.checkpoint import Checkpoint, read_checkpoint
 from engine.model.backend import Backend
 from engine.model.choose import open_backend
+from engine.model.threads import MOST_THREADS
 from engine.paths import profile_path
 from engine.spec.decode import DecodeLoop, Round
 from engine.spec.sampling import Sampling
@@ -38,7 +39,10 @@ class Engine:
         self._backend = backend
         self._knobs = knobs
         self._stop_ids = frozenset(checkpoint.stop_ids)
-        self._rounds, self._rounds_ms = 0, 0.0  # since the kernel table was reset
+        # Rounds since the kernel table was reset and their milliseconds; the table is asked for, and reset,
+        # from another thread.
+        self._round_sum = (0, 0.0)
+        self._round_sum_lock = threading.Lock()
         self.card = card
 
     @staticmethod
@@ -56,7 +60,7 @@ class Engine:
     ) -> Engine:
         """Load the model folder `path` and make it ready to generate.
 
-        `profile` is serve, balanced, fp8, an env file, or None for defaults. `compute="float32"` runs the
+        `profile` is serve, an env file, or None for defaults. `compute="float32"` runs the
         reference operations in float32, for comparison with an oracle. Raises RondoError of some kind with
         the cause; nothing stays allocated then.
         """
@@ -67,8 +71,10 @@ class Engine:
             raise UsageError(
                 f"compute={compute!r} is not known.", next_step='Use "float32" or None.'
             )
-        if threads is not None and not 1 <= threads <= 1024:
-            raise UsageError(f"{threads} threads are not accepted.", next_step="Use 1 to 1024.")
+        if threads is not None and not 1 <= threads <= MOST_THREADS:
+            raise UsageError(
+                f"{threads} threads are not accepted.", next_step=f"Use 1 to {MOST_THREADS}."
+            )
         if context_tokens is not None and context_tokens < 2:
             raise UsageError(
                 f"A context of {context_tokens} holds no answer.", next_step="Use 2 or more."
@@ -114,7 +120,7 @@ class Engine:
     def kernel_table(self) -> KernelTable:
         """Per-operation times over the rounds since the last reset."""
         times = self._backend.operation_times()
-        rounds, rounds_ms = self._rounds, self._rounds_ms
+        rounds, rounds_ms = self._round_sum
         if isinstance(times, str):
             return KernelTable((), rounds, 0.0, 0.0, times)
         if not rounds:
@@ -138,8 +144,9 @@ class Engine:
 
     def reset_kernel_table(self) -> None:
         """Start the per-operation times anew."""
-        self._backend.reset_operation_times()
-        self._rounds, self._rounds_ms = 0, 0.0
+        with self._round_sum_lock:
+            self._backend.reset_operation_times()
+            self._round_sum = (0, 0.0)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text; control tokens in it stay text."""
@@ -192,7 +199,7 @@ class Engine:
         seed = secrets.randbits(63) if request.seed is None else request.seed
         sampling = Sampling(request.temperature, request.top_p, request.top_k, request.min_p, seed)
         ids, thinking = self.prompt_ids(request)
-        ids, dropped = self._fitted(ids, request.truncate)
+        ids, dropped = self._fitted(ids, request.truncate, request.max_tokens)
         depth = self._knobs.number("MTP_DEPTH") if request.speculate else 0
         stream = AnswerStream(self._checkpoint, request.stop, thinking, on_text)
         loop = DecodeLoop(self._backend, sampling, self._stop_ids)
@@ -262,22 +269,30 @@ class Engine:
             stopped = stream.add(done.tokens[:-1] if stopped else done.tokens) or stopped
             round_ms = (time.perf_counter() - started) * 1e3
             tally.count(done, round_ms)
-            self._rounds += 1
-            self._rounds_ms += round_ms
+            with self._round_sum_lock:
+                rounds, rounds_ms = self._round_sum
+                self._round_sum = (rounds + 1, rounds_ms + round_ms)
             if on_round:
                 on_round(done, round_ms, self._backend.length)
             if stopped:
                 return "stop"
         return "length"
 
-    def _fitted(self, ids: list[int], truncate: bool) -> tuple[list[int], int]:
-        """The prompt as it fits with room for one new token, and how many tokens were dropped."""
-        room = self._backend.capacity - 1
+    def _fitted(self, ids: list[int], truncate: bool, max_tokens: int) -> tuple[list[int], int]:
+        """The prompt as it fits, and how many tokens were dropped.
+
+        A prompt is refused where it leaves no room for one new token. A cut one leaves room for the answer
+        that was asked for, as far as that takes no more than half of the context.
+        """
+        capacity = self._backend.capacity
+        room = capacity - 1
         if len(ids) <= room:
             return ids, 0
-        if not truncate:
+        if truncate:
+            room = capacity - min(max_tokens, capacity // 2)
+        else:
             raise PromptError(
-                f"The prompt has {len(ids):,} tokens; the context holds {self._backend.capacity:,} "
+                f"The prompt has {len(ids):,} tokens; the context holds {capacity:,} "
                 "with at least one for the answer.",
                 kept="Nothing was changed.",
                 next_step=f"Shorten it by {len(ids) - room:,} tokens, or ask for it to be cut.",

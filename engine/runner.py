@@ -263,7 +263,8 @@ class ThreadedEngine:
 
     def _on_round(self, done: Round, round_ms: float, context_tokens: int) -> None:
         self._beat_s = time.monotonic()
-        self._tokens_out += len(done.tokens)
+        # The last token is not in the context yet.
+        self._tokens_out = context_tokens + 1 - self._prompt_tokens
         self._context_tokens = context_tokens
         self.ring.append(
             request_id=self._request_id,

@@ -173,7 +173,7 @@ def _factory(knobs: KnobSet) -> BackendFactory:
 
         try:
             pool = Pool(load_library(knobs.choice("CPU_ISA") or None), threads)
-        except (NativeBuildError, ValueError) as error:
+        except (NativeBuildError, OSError, ValueError) as error:
             raise RondoError(
                 f"The native kernels cannot be used: {error}.",
                 next_step="Measure the PyTorch operations: --knob QWEN38_CPU_ISA=reference.",

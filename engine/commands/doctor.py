@@ -7,6 +7,7 @@ import argparse
 import importlib.metadata
 import os
 import platform
+import shlex
 import shutil
 import threading
 from dataclasses import asdict, dataclass
@@ -77,15 +78,17 @@ def _memory() -> list[Finding]:
 def _native() -> list[Finding]:
     from kernels.build import NativeBuildError, load_library
 
-    compiler = shutil.which("g++")
+    # The order in which the build looks for one.
+    named = shlex.split(os.environ.get("CXX", ""))[:1]
+    found = next(filter(None, map(shutil.which, (*named, "g++", "c++", "clang++"))), None)
     findings = [
-        Finding("compiler", _GOOD, compiler)
-        if compiler
+        Finding("compiler", _GOOD, found)
+        if found
         else Finding("compiler", _NOTE, "no g++", "Install g++ (Debian: apt install g++).")
     ]
     try:
         library = load_library()
-    except NativeBuildError as error:
+    except (NativeBuildError, OSError) as error:
         cause, _, more = str(error).partition("\n")
         advice = more or "The PyTorch operations are used instead; they are slower."
         return [*findings, Finding("native kernels", _NOTE, cause, advice)]

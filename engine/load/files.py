@@ -18,8 +18,9 @@ def model_folder(path: str | Path) -> Path:
     Raises:
         CheckpointError: nothing is there, it is a file, or it may not be listed.
     """
-    folder = Path(path).expanduser()
+    folder = Path(path)
     try:
+        folder = folder.expanduser()
         if not folder.exists():
             raise CheckpointError(
                 f"{str(folder)!r} does not exist.",
@@ -31,14 +32,14 @@ def model_folder(path: str | Path) -> Path:
                 next_step="Choose the folder that holds config.json and the .safetensors files.",
             )
         next(folder.iterdir(), None)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # the last: ~ of a user who is not there
         raise unreadable(folder, error) from error
     return folder
 
 
 def unreadable(path: Path, error: Exception) -> CheckpointError:
     """A CheckpointError for a file or folder that the system does not let us read."""
-    reason = getattr(error, "strerror", None) or str(error)
+    reason = getattr(error, "strerror", None) or str(error).rstrip(".")
     return CheckpointError(
         f"{str(path)!r} cannot be read: {reason}.",
         next_step="Check the path, the permissions and the disk.",

@@ -66,11 +66,11 @@ def agree(
     compared = identical = rounds = served_tokens = 0
     differences = []
     for index, prompt in enumerate(prompts):
-        if cancel and cancel.is_set():
-            raise Cancelled
         request = GenerateRequest(messages=(Message("user", prompt),), max_tokens=tokens)
         served = engine.generate(request, cancel=cancel)
         plain = engine.generate(_without_drafts(request), cancel=cancel)
+        if cancel and cancel.is_set():
+            raise Cancelled  # an answer that was cut short differs for no reason
         compared += len(plain.token_ids)
         rounds += served.rounds
         served_tokens += max(0, len(served.token_ids) - 1)

@@ -82,7 +82,7 @@ def native_probes(
         raise UsageError(f"{threads} threads cannot be used.", next_step="Use 1 to 256.")
     try:
         pool = Pool(load_library(), threads)
-    except NativeBuildError as error:
+    except (NativeBuildError, OSError) as error:
         raise RondoError(
             f"The roof of this machine cannot be measured: {error}.",
             next_step="Install a C++ compiler; `rondo doctor` says how.",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,15 +11,15 @@ from dataclasses import dataclass
 import torch
 
 from engine.api import LoadProgress, ModelCard
-from engine.errors import Cancelled, UsageError
+from engine.errors import Cancelled, MemoryShortError, RondoError, UsageError
 from engine.knobs import KnobSet
 from engine.load.checkpoint import Checkpoint
+from engine.load.memory import FLOOR_BYTES, available_memory_bytes
 from engine.measure.roof import Roof, roof_of_rounds
 from engine.model.backend import Backend
-from engine.model.byte_model import ByteModel
 from engine.model.native import NativeBackend
 from engine.model.native_weights import unsupported_shape
-from engine.model.reference import ReferenceBackend
+from engine.model.reference import ReferenceBackend, unpacked_bytes
 from engine.model.threads import choose_threads, physical_cores
 from kernels.build import NativeBuildError, NativeLibrary, load_library
 from kernels.tape import Pool
@@ -59,8 +60,8 @@ class OpenedBackend:
             layers=config.layers,
             context_tokens=self.backend.capacity,
             vocab_size=config.vocab_size,
-            weight_bytes=weights.nbytes,
-            state_bytes=ByteModel.of(config, weights).state_bytes,
+            weight_bytes=checkpoint.weight_bytes,  # packing has emptied the records by now
+            state_bytes=config.state_bytes,
             backend=self.backend.name,
             device=self.device,
             speculation=speculation,
@@ -111,7 +112,7 @@ def open_backend(
         raise UsageError(
             f"QWEN38_CPU_ISA={wanted}: {error}.", next_step="Leave it empty."
         ) from None
-    except NativeBuildError as error:
+    except (NativeBuildError, OSError) as error:  # the latter: a cache folder or disk that refuses
         notice = f"The native kernels are not built, PyTorch operations run instead: {error}"
         return _reference(checkpoint, capacity, threads, torch.bfloat16, (notice,))
     return _native(checkpoint, capacity, threads, knobs, library, stage)
@@ -126,21 +127,32 @@ def _native(
     stage: Callable[[str], None],
 ) -> OpenedBackend:
     layers = checkpoint.config.layers
-    backend = NativeBackend(
-        checkpoint.config,
-        checkpoint.weights,
-        capacity=capacity,
-        knobs=knobs,
-        pool=Pool(library, threads or 1),
-        tokens=checkpoint.tokenizer.vocab_size,
-        on_layer=lambda index: stage(f"packing layer {index + 1} of {layers}"),
-    )
-    stage("timing a round")
-    count = threads or choose_threads(backend, library)
-    device = f"CPU, {_threads(count)}, {ISA_NAMES[library.isa]}"
-    backend.record_rounds(knobs.number("MTP_DEPTH"))
-    roof = roof_of_rounds(backend.pool, backend.round_bytes(1, 0))
+    with contextlib.ExitStack() as undo:
+        pool = undo.enter_context(_pool(library, threads or 1))
+        backend = NativeBackend(
+            checkpoint.config,
+            checkpoint.weights,
+            capacity=capacity,
+            knobs=knobs,
+            pool=pool,
+            tokens=checkpoint.tokenizer.vocab_size,
+            on_layer=lambda index: stage(f"packing layer {index + 1} of {layers}"),
+        )
+        undo.callback(backend.close)
+        stage("timing a round")
+        count = threads or choose_threads(backend, library)
+        device = f"CPU, {_threads(count)}, {ISA_NAMES[library.isa]}"
+        backend.record_rounds(knobs.number("MTP_DEPTH"))
+        roof = roof_of_rounds(backend.pool, backend.round_bytes(1, 0))
+        undo.pop_all()
     return OpenedBackend(backend, device, (), roof)
+
+
+def _pool(library: NativeLibrary, threads: int) -> Pool:
+    try:
+        return Pool(library, threads)
+    except NativeBuildError as error:
+        raise RondoError(f"{error}.", next_step="Ask for fewer threads.") from error
 
 
 def _reference(
@@ -151,6 +163,15 @@ def _reference(
     notices: tuple[str, ...],
 ) -> OpenedBackend:
     threads = threads or physical_cores()
+    need, free = unpacked_bytes(checkpoint.weights, dtype), available_memory_bytes()
+    if need + FLOOR_BYTES > free:
+        raise MemoryShortError(
+            f"The PyTorch operations unpack these weights into {need / 1e9:.2f} GB more, and "
+            f"{free / 1e9:.2f} GB are free. {' '.join(notices)}".strip(),
+            kept="Nothing was unpacked.",
+            next_step="Let the native kernels run (`rondo doctor` says what they need), or choose a smaller "
+            "model.",
+        )
     torch.set_num_threads(threads)
     backend = ReferenceBackend(
         checkpoint.config,

@@ -76,7 +76,7 @@ class NativeBackend:
             config, packed.widths, rows=MAX_ROWS, capacity=capacity, mtp=packed.mtp is not None
         )
         self._forward = NativeForward(config, packed, self._arena, tokens)
-        self._graphs = VerifyGraphs(self._record)
+        self._graphs: VerifyGraphs[Tape] = VerifyGraphs()
         self._ids = self._arena.ids.numpy()
         self._start = self._arena.start.numpy()
         self._pending_count = self._arena.pending.count.numpy()
@@ -95,6 +95,7 @@ class NativeBackend:
         self._parity = 0
         self._pending_count[0] = 0
         self._verified: list[int] = []
+        self._pass_rows = 0  # of the latest trunk pass, whose tokens lie in the arena
         self._mtp = MtpQueue(speculate and self._arena.mtp_kv is not None)
         for buffers in self._arena.delta.values():
             buffers.state.recurrent.zero_()
@@ -124,7 +125,7 @@ class NativeBackend:
         if rows > VERIFY_ROWS:
             raise ValueError(f"a verify pass takes at most {VERIFY_ROWS} rows, got {rows}")
         self._begin(ids)
-        self._pass("chain", ids)
+        self._pass("chain", ids, in_round=True)
         self._pending_count[0] = 0
         self._verified = list(ids)
         return Verified(self._best[:rows].tolist(), self._logits[:rows])
@@ -139,7 +140,7 @@ class NativeBackend:
         self._pending_count[0] = keep
         # The next pass owns the other record set and finds these rows in this one.
         self._parity = 1 - self._parity
-        self._commit_rows(ids[:keep])
+        self._commit_rows(ids[:keep], in_round=True)
 
     def draft(self, anchor: int, depth: int) -> list[int]:
         queue = self._mtp
@@ -150,13 +151,13 @@ class NativeBackend:
             queue.unpair()
         if queue.waiting > MAX_DRAFT + 1:
             # Behind a prompt chunk: one row is left, so that drafts need few recordings.
-            self._extend(queue.following)
+            self._extend(queue.following, in_round=True)
         rows = queue.waiting
         self._mtp_next[: rows - 1] = queue.following
         self._mtp_next[rows - 1] = anchor
         self._mtp_start[0] = queue.written
         self._mtp_start[1:] = queue.written + rows + np.arange(MAX_DRAFT - 1)
-        self._run("draft", rows, steps=depth)
+        self._run("draft", rows, steps=depth, in_round=True)
         queue.pair_last(anchor)
         self._keep_row(rows - 1)
         return self._drafted[:depth].tolist()
@@ -165,14 +166,17 @@ class NativeBackend:
         return self._bytes.round_bytes(rows, drafted, self.length)
 
     def suspect_layer(self) -> str:
-        """Reruns the last tokens from an empty state and looks behind every mixer and MLP.
+        """Reruns the tokens of the last pass from an empty state and looks behind every step.
 
         The sequence is lost; a weight that is bad shows from any state.
         """
-        arena = self._arena
-        rows = min(VERIFY_ROWS, max(1, len(self._verified)))
+        arena, forward = self._arena, self._forward
+        # A drafter that computed no number proposed -1, which no embedding row stands for.
+        rows = max(1, int(np.cumprod(self._ids[: self._pass_rows] >= 0).sum()))
         self.reset(speculate=False)
         self._start[0] = 0
+        if not forward.weights.embed[arena.ids[:rows].long()].isfinite().all():
+            return "the token embedding"
         found = torch.zeros(rows, 3)
         suspects: list[str] = []
 
@@ -181,15 +185,18 @@ class NativeBackend:
             if float(found[:, 2].sum()) > 0:
                 suspects.append(f"layer {layer}, {part}")
 
-        self._forward.trunk(
-            Tape(self.pool, eager=True),
-            rows=rows,
-            parity=0,
-            advance=True,
-            expected_length=0,
-            after_layer=look,
-        )
-        return suspects[0] if suspects else "the output head"
+        tape = Tape(self.pool, eager=True)
+        forward.trunk(tape, rows=rows, parity=0, advance=True, expected_length=0, after_layer=look)
+        if suspects:
+            return suspects[0]
+        if not arena.hidden[:rows].isfinite().all():
+            return "the final norm"
+        for at in range(0, rows, VERIFY_ROWS):
+            part = min(VERIFY_ROWS, rows - at)
+            forward.head(tape, arena.hidden[at:], part)
+            if (self._best[:part] < 0).any():
+                return "the output head"
+        return "the state of this sequence; its last tokens alone do not show it"
 
     def operation_times(self) -> list[OperationTime]:
         """Times of the passes of rounds since the last reset, by operation."""
@@ -214,9 +221,9 @@ class NativeBackend:
             return
         for rows in range(1, depth + 2):
             for parity in (0, 1):
-                self._graphs.get(self._key("chain", rows, parity=parity))
+                self._graphs.get(self._key("chain", rows, parity=parity), self._record)
             if depth and self._arena.mtp_kv is not None:
-                self._graphs.get(self._key("draft", rows, steps=depth))
+                self._graphs.get(self._key("draft", rows, steps=depth), self._record)
 
     def use_pool(self, pool: Pool) -> None:
         """Go on with another pool of workers; recordings are made anew, results keep their bits."""
@@ -264,13 +271,14 @@ class NativeBackend:
             )
         self._verified = []
 
-    def _pass(self, kind: str, ids: Sequence[int]) -> None:
+    def _pass(self, kind: str, ids: Sequence[int], *, in_round: bool = False) -> None:
         """One trunk pass over `ids`, behind the committed positions."""
         self._ids[: len(ids)] = ids
+        self._pass_rows = len(ids)
         self._start[0] = self.length
-        self._run(kind, len(ids))
+        self._run(kind, len(ids), in_round=in_round)
 
-    def _commit_rows(self, ids: Sequence[int]) -> None:
+    def _commit_rows(self, ids: Sequence[int], *, in_round: bool = False) -> None:
         """Count the rows of the last pass as committed and queue them for the MTP cache."""
         self.length += len(ids)
         queue, arena = self._mtp, self._arena
@@ -279,17 +287,17 @@ class NativeBackend:
         if queue.paired_with not in (None, ids[0]):
             queue.unpair()
         if queue.waiting + len(ids) > MAX_ROWS:
-            self._extend([*queue.following, ids[0]])
+            self._extend([*queue.following, ids[0]], in_round=in_round)
         at = queue.waiting
         arena.mtp_waiting[at : at + len(ids)] = arena.hidden[: len(ids)]
         queue.add(ids)
 
-    def _extend(self, next_ids: Sequence[int]) -> None:
+    def _extend(self, next_ids: Sequence[int], *, in_round: bool = False) -> None:
         """Write the MTP pairs of the first len(next_ids) waiting rows."""
         rows, queue = len(next_ids), self._mtp
         self._mtp_next[:rows] = next_ids
         self._mtp_start[0] = queue.written
-        self._run("extend", rows)
+        self._run("extend", rows, in_round=in_round)
         queue.write(rows)
         self._keep_row(rows)
 
@@ -298,14 +306,15 @@ class NativeBackend:
         if row < MAX_ROWS:
             self._arena.mtp_waiting[0] = self._arena.mtp_waiting[row]
 
-    def _run(self, kind: str, rows: int, *, steps: int = 0) -> None:
+    def _run(self, kind: str, rows: int, *, steps: int = 0, in_round: bool = False) -> None:
+        """Run a recording; only a pass that is part of a round adds to the operation times."""
         key = self._key(kind, rows, parity=self._parity, steps=steps)
         if self._replay:
-            tape = self._graphs.get(key)
+            tape = self._graphs.get(key, self._record)
             tape.run()
         else:
             tape = self._record(key)
-        if kind == "flush" or (kind == "prefill" and rows > 1):
+        if not in_round:
             return
         times = self._times.get(key)
         if times is None:

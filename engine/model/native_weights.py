@@ -18,7 +18,7 @@ from engine.load.weights import (
 )
 from engine.model.arena import Widths
 from engine.model.config import ModelConfig
-from engine.model.projection import Projection
+from engine.model.projection import Projection, release
 from kernels.causal_conv.native import DeltaWeights
 from kernels.cpu.buffers import aligned_copy
 from kernels.elementwise.native import silu_mul
@@ -160,6 +160,8 @@ class NativeWeights:
     ) -> NativeWeights:
         """Pack linear by linear, freeing each stored one, so that memory never holds both sets.
 
+        The embedding is freed, too; norms and other small tensors are not.
+
         `on_layer(index)` is called before each layer and may raise to cancel.
         """
         layers: list[NativeDelta | NativeAttention] = []
@@ -171,6 +173,7 @@ class NativeWeights:
                 layers.append(NativeAttention.pack(layer))
         mtp = None if weights.mtp is None else NativeMtp.pack(weights.mtp)
         embed = aligned_copy(weights.embed)
+        release(weights.embed)
         # A tied head packs a copy of its own: the embedding is still gathered from.
         head = Projection.pack(Dense(embed.clone()) if weights.head is None else weights.head)
         attentions = [layer for layer in layers if isinstance(layer, NativeAttention)]

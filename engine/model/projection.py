@@ -81,7 +81,12 @@ def free(stored: StoredLinear) -> None:
     for name in stored.__slots__:
         value = getattr(stored, name)
         if isinstance(value, Tensor):
-            value.set_(torch.empty(0, dtype=value.dtype))
+            release(value)
+
+
+def release(tensor: Tensor) -> None:
+    """Give back the memory of a tensor that others may still refer to; it is empty afterwards."""
+    tensor.set_(torch.empty(0, dtype=tensor.dtype))
 
 
 def _runs_of_one_format(linears: tuple[StoredLinear, ...]) -> list[list[StoredLinear]]:

@@ -9,6 +9,7 @@ row is at hand to be kept.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -23,6 +24,7 @@ from engine.load.weights import (
     LayerWeights,
     ModelWeights,
     MtpWeights,
+    parts_of,
 )
 from engine.model.backend import Verified
 from engine.model.byte_model import ByteModel
@@ -143,6 +145,8 @@ class ReferenceBackend:
 
     @torch.inference_mode()
     def suspect_layer(self) -> str:
+        if not self._weights.embed.isfinite().all():
+            return "the token embedding"
         for index, layer in enumerate(self._weights.layers):
             for field in fields(layer):
                 value = getattr(layer, field.name)
@@ -152,7 +156,11 @@ class ReferenceBackend:
         for index, recurrent in self._recurrent.items():
             if not recurrent.state.isfinite().all():
                 return f"layer {index}, recurrent state"
-        return "the output head"
+        if not self._weights.final_norm.isfinite().all():
+            return "the final norm"
+        if not self._head.isfinite().all():
+            return "the output head"
+        return "the state of this sequence; every weight is sound"
 
     def operation_times(self) -> str:
         return "the PyTorch operations are not timed one by one"
@@ -282,6 +290,16 @@ class ReferenceBackend:
         mixed = self._attention(mtp.layer, self._mtp_kv, normed, rope, start)
         residual, normed = add_rms_norm(residual, mixed, mtp.layer.post_norm, eps)
         return add_rms_norm(residual, _mlp(mtp.layer, normed), mtp.norm, eps)[1]
+
+
+def unpacked_bytes(weights: ModelWeights, dtype: torch.dtype) -> int:
+    """Bytes that this backend holds beside the stored weights: dense linears in dtype and a float32 head."""
+    item, total = dtype.itemsize, 4 * math.prod(weights.head_linear.shape)
+    for part in parts_of(weights):
+        plain = part if isinstance(part, Tensor) else getattr(part, "weight", None)
+        if plain is None or plain.dtype != dtype:
+            total += item * math.prod(part.shape)
+    return total
 
 
 def _apply(weight: Dense, x: Tensor) -> Tensor:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 import psutil
 
 from engine.model.native import NativeBackend
-from kernels.build import NativeLibrary
+from kernels.build import NativeBuildError, NativeLibrary
 from kernels.tape import Pool
 
+MOST_THREADS = 256  # of a native pool
 _BUDGET_S = 0.15  # for each thread count, beyond the least number of rounds
 _LEAST_ROUNDS = 3
 _MOST_ROUNDS = 40
@@ -28,6 +29,7 @@ def physical_cores() -> int:
 
 def candidates(cores: int) -> list[int]:
     """Thread counts worth trying: powers of two below the cores, and all of them."""
+    cores = min(cores, MOST_THREADS)
     counts = [1]
     while counts[-1] * 2 < cores:
         counts.append(counts[-1] * 2)
@@ -53,7 +55,10 @@ def choose_threads(backend: NativeBackend, library: NativeLibrary) -> int:
     if len(counts) > 1:
         measured = []
         for count in counts:
-            backend.use_pool(Pool(library, count))
+            try:
+                backend.use_pool(Pool(library, count))
+            except NativeBuildError:  # the system grants no more threads than before
+                break
             measured.append((count, _round_ms(lambda: _one_row(backend))))
         backend.reset(speculate=False)
         backend.use_pool(Pool(library, fastest(measured)))

@@ -46,17 +46,19 @@ R = TypeVar("R", bound=Recording)
 
 
 class VerifyGraphs(Generic[R]):
-    """Recordings made on first use and kept by key, the least recently used dropped first."""
+    """Recordings made on first use and kept by key, the least recently used dropped first.
 
-    def __init__(self, record: Callable[[GraphKey], R]) -> None:
-        self._record = record
+    How to record is passed with the key, not kept: an owner that is dropped frees its buffers at once.
+    """
+
+    def __init__(self) -> None:
         self._kept: OrderedDict[GraphKey, R] = OrderedDict()
 
-    def get(self, key: GraphKey) -> R:
-        """The recording of a key."""
+    def get(self, key: GraphKey, record: Callable[[GraphKey], R]) -> R:
+        """The recording of a key; `record` makes it when there is none."""
         found = self._kept.get(key)
         if found is None:
-            found = self._kept[key] = self._record(key)
+            found = self._kept[key] = record(key)
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         else:

@@ -11,6 +11,7 @@ import pytest
 from checkpoints import make_checkpoint, write_shards
 
 from engine import Engine
+from engine.answer import AnswerStream
 from engine.api import GenerateRequest, Message
 from engine.errors import NumericsError, PromptError, UsageError
 
@@ -86,6 +87,20 @@ def test_a_stop_string_cuts_exactly_before_it(engine: Engine) -> None:
     assert cut.text == whole[: whole.index(stop)]
 
 
+def test_the_tokens_of_a_stopped_answer_do_not_depend_on_the_drafter(engine: Engine) -> None:
+    """A stop string that ends inside a round cuts the tokens the round committed behind it."""
+    ids = engine.encode("the engine reads the pace of memory")
+    in_one_round = AnswerStream(engine._checkpoint, ("reads",), False, None)
+    assert in_one_round.add(ids)
+    one_by_one = AnswerStream(engine._checkpoint, ("reads",), False, None)
+    for token in ids:
+        if one_by_one.add((token,)):
+            break
+    assert in_one_round.ids == one_by_one.ids
+    assert len(one_by_one.ids) < len(ids)
+    assert in_one_round.split() == one_by_one.split() == ("the engine ", "")
+
+
 def test_a_stop_token_ends_the_answer_and_is_not_part_of_it(tmp_path: Path) -> None:
     make_checkpoint(tmp_path)
     knobs = {"QWEN38_CPU_ISA": "reference"}
@@ -116,6 +131,10 @@ def test_a_prompt_that_does_not_fit_is_refused_with_the_numbers_or_cut_on_reques
     cut = engine.generate(ask(long, truncate=True, max_tokens=1))
     assert cut.prompt_tokens == 255
     assert cut.dropped_prompt_tokens == len(tokens) - 255
+    # A cut prompt leaves room for the answer, but keeps at least half of the context.
+    assert engine.generate(ask(long, truncate=True, max_tokens=20)).finish_reason == "length"
+    cut = engine.generate(ask(long, truncate=True, max_tokens=1000, stop=("zz",)))
+    assert cut.prompt_tokens == 128
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ def refusal(
 
 def test_nothing_there(tmp_path: Path) -> None:
     assert "absent" in refusal(tmp_path / "absent", "does not exist").cause
+    refusal(Path("~no-such-user/model"), "home directory")
 
 
 def test_a_file_instead_of_a_folder(folder: Path) -> None:

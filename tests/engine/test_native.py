@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -199,17 +202,23 @@ def test_the_native_forward_follows_the_reference(weight_format: str) -> None:
 
 def test_a_round_allocates_nothing(backend: NativeBackend) -> None:
     """Resident memory does not grow over hundreds of rounds, and no buffer moves."""
+    process = psutil.Process()
     addresses = [t.data_ptr() for t in (backend._arena.logits, backend._arena.residual)]
     backend.reset(speculate=True)
     backend.prefill(sequence(10))
     recorded = 0
-    for index in range(100):
+    resident_bytes = 0
+    for index in range(400):
+        if backend.length + 4 > CAPACITY:
+            backend.reset(speculate=True)
+            backend.prefill(sequence(10))
         drafted = backend.draft(3, 3)
         backend.verify([3, *drafted])
         backend.commit(1 + index % 3)
-        if index == 20:
-            recorded = len(backend._graphs)
+        if index == 200:
+            recorded, resident_bytes = len(backend._graphs), process.memory_info().rss
     assert len(backend._graphs) == recorded
+    assert process.memory_info().rss - resident_bytes < 1 << 20
     assert addresses == [t.data_ptr() for t in (backend._arena.logits, backend._arena.residual)]
 
 
@@ -223,6 +232,57 @@ def test_a_bad_weight_is_named(backend: NativeBackend) -> None:
         assert backend.suspect_layer() == "layer 2, MLP"
     finally:
         scale[3] = kept
+
+
+@pytest.mark.parametrize(
+    ("weight", "row", "named"),
+    [("embed", 9, "the token embedding"), ("final_norm", 0, "the final norm")],
+)
+def test_a_bad_weight_outside_the_layers_is_named(
+    backend: NativeBackend, weight: str, row: int, named: str
+) -> None:
+    tensor = getattr(backend._forward.weights, weight)
+    kept = tensor[row].clone()
+    tensor[row] = float("nan")
+    try:
+        backend.reset(speculate=False)
+        # The bad token is not the chunk's first.
+        assert backend.prefill([1, 2, 9]).best == [-1]
+        assert backend.suspect_layer() == named
+    finally:
+        tensor[row] = kept
+    backend.reset(speculate=False)
+    backend.prefill([1, 2, 9])
+    assert "state of this sequence" in backend.suspect_layer()
+
+
+def test_operation_times_are_those_of_rounds_alone(backend: NativeBackend) -> None:
+    backend.reset(speculate=True)
+    backend.reset_operation_times()
+    backend.prefill(sequence(256))
+    backend.prefill([7])
+    backend.all_logits(sequence(3))
+    assert backend.operation_times() == []
+    drafted = backend.draft(3, 2)
+    backend.verify([3, *drafted])
+    backend.commit(1)
+    calls = {each.name: each.calls for each in backend.operation_times()}
+    assert calls["head"] == 1
+    assert calls["draft head"] == 2
+
+
+def test_a_dropped_backend_is_freed_without_a_collection() -> None:
+    """A cycle would keep the weights of the last model beside those of the next."""
+    backend = make("nvfp4")
+    backend.prefill([1, 2, 3])
+    backend.close()
+    gone = weakref.ref(backend)
+    gc.disable()
+    try:
+        del backend
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_rows_outside_the_context_or_the_pass_are_refused(backend: NativeBackend) -> None:
@@ -252,3 +312,4 @@ def test_packing_frees_the_stored_weights() -> None:
     assert stored > 100_000
     assert weights.layers[0].in_qkv.codes.numel() == 0
     assert weights.layers[3].gate.codes.numel() == 0
+    assert weights.embed.numel() == 0

@@ -102,6 +102,7 @@ def test_a_generation_streams_records_rounds_and_ends(listener: Listener) -> Non
     assert (count, lost) == (finished.generation.rounds, 0)
     assert rows["committed_tokens"].sum() == len(finished.generation.token_ids) - 1
     assert set(rows["request_id"]) == {request_id}
+    assert handle.snapshot().tokens_out == len(finished.generation.token_ids)
     parts = rows["draft_ms"] + rows["verify_ms"] + rows["sample_ms"] + rows["commit_ms"]
     assert (parts <= rows["round_ms"] + 1e-3).all()
     states = [e.state for e in listener.seen if isinstance(e, StateChanged)]
