@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,6 +53,8 @@ class Samples:
     ) -> None:
         self.entries, self.chat, self.seed = entries, chat, seed
         self.tokens_per_batch, self.cut = tokens_per_batch, cut
+        # Subjects that people ask about in more ways come more often.
+        self._worded = list(itertools.accumulate(len(entry.questions) for entry in entries))
         self.tasks = Tasks([entry.answer for entry in entries])
 
     def pool(self, number: int, size: int = 200) -> list[Batch]:
@@ -89,7 +92,7 @@ class Samples:
                 request, answer = self.tasks.draw(rng)
                 pairs.append((request, answer, request.split(":")[0].split("\n")[0]))
             else:
-                entry = rng.choice(self.entries)
+                entry = rng.choices(self.entries, cum_weights=self._worded)[0]
                 pairs.append((reword(entry.questions, rng), entry.answer, entry.questions[0]))
         thinking = rng.random() < 0.07
         system = rng.choice(SYSTEM) if rng.random() < 0.05 else None
