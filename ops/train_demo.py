@@ -187,7 +187,7 @@ def main() -> None:
     """Parses the command line, trains unless told only to export, and writes the model folder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True, help="folder of the checkpoints")
-    parser.add_argument("--out", type=Path, default=ROOT / "assets" / "demo-model")
+    parser.add_argument("--out", type=Path, help="the BF16 model folder (default: WORK/bf16)")
     parser.add_argument("--corpus", type=Path, default=ROOT / "assets" / "demo-corpus")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)
@@ -208,7 +208,7 @@ def main() -> None:
     print(f"{len(entries)} entries, {dropped} repeated phrasings left out", flush=True)
     if not options.export:
         train(options, shape, entries)
-    export(options.work, options.out, shape, len(entries))
+    export(options.work, options.out or options.work / "bf16", shape, len(entries))
 
 
 if __name__ == "__main__":
