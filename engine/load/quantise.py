@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -61,7 +62,7 @@ def quantise_checkpoint(
     """Quantise the folder `source` into the new folder `target`; returns a report of every linear.
 
     Raises:
-        UsageError: an unknown method, or a target that exists and is not empty.
+        UsageError: an unknown method, or a target that is a file or a folder that is not empty.
         CheckpointError: the source cannot be read, is quantised already, or the target cannot be written.
         Cancelled: the cancel was set; what was written of the target is removed.
     """
@@ -77,6 +78,8 @@ def quantise_checkpoint(
                 next_step="Give the BF16 checkpoint it was made from.",
             )
     folder = Path(target)
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file.", next_step="Choose a new folder.")
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} exists and is not empty.", next_step="Choose a new folder.")
     reports: list[ModuleReport] = []
@@ -91,9 +94,10 @@ def quantise_checkpoint(
                 shutil.copy2(found.path / name, folder / name)
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, OSError):
+        if isinstance(error, OSError | SafetensorError):
+            reason = getattr(error, "strerror", None) or error
             raise CheckpointError(
-                f"{folder} cannot be written: {error.strerror or error}.",
+                f"{folder} cannot be written: {reason}.",
                 kept="The source is untouched; the unfinished copy was removed.",
                 next_step="Free some space or choose another folder.",
             ) from error
@@ -184,7 +188,7 @@ def _write_config(source: Path, folder: Path, plan: LoadPlan) -> None:
         if module != _HEAD and not _stays_dense(module, linear.slot.columns):
             name = _published(module)
             layers[name] = {"quant_algo": "W4A16_NVFP4", "group_size": _GROUP}
-    for part in (values, values.get("text_config", {})):
+    for part in (values, values.get("text_config") or {}):
         if "tie_word_embeddings" in part:
             part["tie_word_embeddings"] = False
     values["quantization_config"] = {

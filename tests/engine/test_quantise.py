@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import threading
 from pathlib import Path
 
@@ -109,6 +110,22 @@ def test_a_target_in_use_and_a_quantised_source_are_refused(source: Path, tmp_pa
     with pytest.raises(CheckpointError, match="quantised already"):
         quantise_checkpoint(tmp_path / "once", tmp_path / "twice")
     assert not (tmp_path / "twice").exists()
+
+
+def test_a_target_that_cannot_be_written_is_named_and_removed(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("keep")
+    with pytest.raises(UsageError, match="is a file"):
+        quantise_checkpoint(source, tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "keep"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(CheckpointError, match="cannot be written") as refused:
+            quantise_checkpoint(source, tmp_path / "copy")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "File too large" in refused.value.cause
+    assert not (tmp_path / "copy").exists()
 
 
 def test_a_cancelled_copy_leaves_nothing(source: Path, tmp_path: Path) -> None:
