@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     cancel = threading.Event()
-    previous = signal.signal(signal.SIGINT, lambda *_: cancel.set())
+    previous = signal.signal(signal.SIGINT, lambda *_: _interrupt(cancel))
     try:
         return arguments.run(arguments, cancel)
     except Cancelled as error:
@@ -45,6 +45,8 @@ def main(argv: list[str] | None = None) -> int:
     except RondoError as error:
         _tell(error, as_json=arguments.json)
         return USAGE if isinstance(error, UsageError) else FAILED
+    except KeyboardInterrupt:
+        return FAILED
     except BrokenPipeError:
         # The reader went away (`rondo generate | head`); the interpreter must not flush into the pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -85,6 +87,13 @@ def knob_changes(arguments: argparse.Namespace) -> dict[str, str]:
             raise UsageError(f"--knob {text!r} is not KEY=value.", next_step="Write QWEN38_X=V.")
         changes[name.strip()] = value
     return changes
+
+
+def _interrupt(cancel: threading.Event) -> None:
+    """The first Ctrl+C asks the command to end; a second one ends what does not look, such as a read."""
+    if cancel.is_set():
+        raise KeyboardInterrupt
+    cancel.set()
 
 
 def _parser() -> argparse.ArgumentParser:

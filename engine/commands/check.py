@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     for isa in arguments.isa or machine_isas():
         try:
             library = load_library(isa, on_progress=lambda line: print(line, file=sys.stderr))
-        except NativeBuildError as error:
+        except (NativeBuildError, OSError) as error:
             raise RondoError(
                 str(error), next_step="`rondo doctor` says what is missing."
             ) from error
@@ -67,10 +67,13 @@ def _print_table(results: list[CheckResult]) -> None:
     for result in results:
         groups.setdefault((result.implementation, result.kernel), []).append(result)
     for (implementation, kernel), group in groups.items():
-        status = "ok" if all(result.ok for result in group) else "FAIL"
-        rows = "rows equal to the bit" if any(result.row_invariant for result in group) else ""
+        failed = sum(not result.ok for result in group)
+        status = "FAIL" if failed else "ok"
+        compared = [result.row_invariant for result in group if result.row_invariant is not None]
+        rows = "rows equal to the bit" if compared and all(compared) else ""
         print(
-            f"{status:5}{implementation:16}{kernel:20}{len(group):4} checks within their bounds  {rows}"
+            f"{status:5}{implementation:16}{kernel:20}{len(group) - failed:4} of {len(group)} checks hold  "
+            f"{rows}"
         )
     for result in results:
         if not result.ok:

@@ -110,6 +110,9 @@ def _write(text: str) -> None:
 
 def _show_progress(progress: LoadProgress) -> None:
     if sys.stderr.isatty():
-        share = 100 * progress.done_bytes // max(1, progress.total_bytes)
+        if not progress.total_bytes:  # a stage that counts no bytes
+            print(progress.stage, file=sys.stderr)
+            return
+        share = 100 * progress.done_bytes // progress.total_bytes
         end = "\n" if progress.done_bytes >= progress.total_bytes else "\r"
         print(f"{progress.stage}: {share:3d} %", end=end, file=sys.stderr)

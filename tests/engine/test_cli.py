@@ -5,14 +5,19 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from checkpoints import make_checkpoint
 
+from engine.api import LoadProgress
 from engine.cli import FAILED, GATE, OK, USAGE, main
+from engine.commands.doctor import _native
+from engine.commands.generate import _show_progress
 
 GENERATE_KEYS = {
     "text", "token_ids", "prompt_tokens", "finish_reason", "rounds", "drafted_tokens", "accepted_tokens",
@@ -191,6 +196,40 @@ def test_check_reports_every_kernel_and_can_fail(
     code, values = run_json(capsys, *arguments)
     assert code == GATE
     assert values["failed"] > 0
+    assert main(list(arguments)) == GATE
+    table = capsys.readouterr().out
+    assert "FAIL portable" in table
+    assert "1 of 1 checks hold" not in table
+
+
+def test_a_second_interrupt_ends_a_command_that_does_not_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    presses = []
+
+    def press_twice() -> bytes:
+        for _ in range(2):
+            presses.append(1)
+            signal.raise_signal(signal.SIGINT)
+        return b"never reached"
+
+    stdin = SimpleNamespace(buffer=SimpleNamespace(read=press_twice))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    before = signal.getsignal(signal.SIGINT)
+    assert main(["generate", "--prompt", "-"]) == FAILED
+    assert len(presses) == 2
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_doctor_names_the_compiler_the_build_would_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(
+        "shutil.which", lambda name, *_, **__: "/bin/clang++" if name == "clang++" else None
+    )
+    findings = {found.subject: found for found in _native()}
+    assert findings["compiler"].found == "/bin/clang++"
 
 
 def test_doctor_says_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,3 +237,14 @@ def test_doctor_says_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     found = {finding["subject"]: finding for finding in values["findings"]}
     assert found["torch"]["status"] == "ok"
     assert {"native kernels", "memory", "GPU", "switches", "demo model"} <= found.keys()
+
+
+def test_progress_shows_a_share_only_of_stages_that_count_bytes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    _show_progress(LoadProgress("packing layer 1 of 8", 0, 0))
+    _show_progress(LoadProgress("reading weights", 1, 4))
+    _show_progress(LoadProgress("reading weights", 4, 4))
+    shown = capsys.readouterr().err
+    assert shown == "packing layer 1 of 8\nreading weights:  25 %\rreading weights: 100 %\n"
