@@ -20,7 +20,7 @@ from engine.measure.bench_report import BenchReport, BenchRequest, BenchRow
 from engine.measure.contenders import Contender, OwnContender, open_peer
 from engine.measure.peers.catalogue import peer_choices
 from engine.measure.peers.process import PeerError
-from engine.measure.peers.worker import Specification
+from engine.measure.peers.worker import Specification, require_memory
 from engine.measure.roof import Probes
 from engine.model.backend import Backend
 from engine.model.config import FULL, ModelConfig
@@ -56,13 +56,18 @@ def run_bench(
 
     Raises:
         UsageError: a request that measures nothing.
+        MemoryShortError: the weights do not fit what is free; none was made.
         Cancelled: `cancel` was set; looked at between turns.
     """
     request.check()
     choices = peer_choices(request.peers)
     start = time.monotonic()
-    on_progress(f"making {request.weight_format} weights of {request.shape.name}")
     config = request.shape.config
+    require_memory(
+        stored_bytes(config, request.weight_format),
+        f"{request.shape.name} with {request.weight_format} weights",
+    )
+    on_progress(f"making {request.weight_format} weights of {request.shape.name}")
     weights = synthetic_weights(config, request.weight_format, request.seed)
     backend = open_backend(config, weights, capacity=request.capacity, threads=request.threads)
     del weights
@@ -227,6 +232,15 @@ def linear_flops(config: ModelConfig, rows: int, head_rows: int) -> int:
     gdn = config.qkv_rows + 2 * config.value_width + 2 * config.value_heads
     columns = sum(mlp + (attention if kind == FULL else gdn) for kind in config.layer_types)
     return 2 * config.hidden_size * (rows * columns + head_rows * config.vocab_size)
+
+
+def stored_bytes(config: ModelConfig, weight_format: str) -> int:
+    """About what `synthetic_weights` of a shape take: layers in the format, a bf16 embedding, the head."""
+    bits = {"nvfp4": 4.5, "fp8": 8.0}.get(weight_format, 16.0)
+    table = config.vocab_size * config.hidden_size
+    layers = config.parameters - (1 if config.tied else 2) * table
+    head = table if weight_format != "bf16" else 0 if config.tied else 2 * table
+    return int(layers * bits / 8) + 2 * table + head
 
 
 def _specification(request: BenchRequest, variant: str) -> Specification:

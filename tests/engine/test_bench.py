@@ -15,14 +15,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.errors import Cancelled, UsageError
+from engine.errors import Cancelled, MemoryShortError, UsageError
 from engine.load.stored import Dense, Fp8Block, Fp8Row, Nvfp4
 from engine.load.synthetic import synthetic_weights
 from engine.measure import bench, contenders
-from engine.measure.bench import linear_flops, run_bench
+from engine.measure.bench import linear_flops, run_bench, stored_bytes
 from engine.measure.bench_export import run_rows
 from engine.measure.bench_report import BenchReport, BenchRequest
 from engine.measure.export_csv import RUN_COLUMNS, csv_text
+from engine.measure.peers import worker
 from engine.measure.peers.catalogue import PeerChoice, peer_choices
 from engine.measure.peers.process import PeerError, PeerProcess, python_command
 from engine.measure.peers.worker import Specification
@@ -525,3 +526,16 @@ def test_a_real_peer_loads_the_shape_and_times_it(
             assert all(ms > 0 for ms in process.turn(suite, rows))
     finally:
         process.close()
+
+
+@pytest.mark.parametrize("weight_format", ["nvfp4", "fp8", "bf16"])
+def test_a_shape_that_does_not_fit_is_refused_before_a_weight_is_made(
+    monkeypatch: pytest.MonkeyPatch, shape: Shape, weight_format: str
+) -> None:
+    made = synthetic_weights(shape.config, weight_format)
+    assert stored_bytes(shape.config, weight_format) == pytest.approx(made.nbytes, rel=0.1)
+    monkeypatch.setattr(worker, "available_memory_bytes", lambda: 5_000_000_000)
+    monkeypatch.setattr(bench, "synthetic_weights", lambda *_: pytest.fail("weights were made"))
+    request = BenchRequest(shape=named_shape("qwen3.8-27b"), weight_format=weight_format)
+    with pytest.raises(MemoryShortError, match="5\\.0 GB are free"):
+        run_bench(request, lambda *_, **__: pytest.fail("opened"), probes=None, machine={})

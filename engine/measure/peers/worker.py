@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import psutil
-
 from engine.errors import MemoryShortError, RondoError
+from engine.load.memory import available_memory_bytes
 from engine.measure.rounds import RoundTimer, TimedModel
 from engine.model.config import ModelConfig
 
@@ -88,7 +87,7 @@ def serve(load: Callable[[Specification], LoadedPeer]) -> None:
 
 def require_memory(needed_bytes: int, what: str) -> None:
     """MemoryShortError when `needed_bytes` and a margin do not fit what is free now."""
-    free = psutil.virtual_memory().available
+    free = available_memory_bytes()
     if needed_bytes + _MEMORY_MARGIN > free:
         raise MemoryShortError(
             f"{what} needs {needed_bytes / 1e9:.1f} GB and {free / 1e9:.1f} GB are free.",
