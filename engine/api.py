@@ -123,7 +123,7 @@ class ErrorReport:
         return ErrorReport(
             "An unexpected error",
             f"{type(error).__name__}: {error}",
-            "The model stays loaded where it was.",
+            "What was loaded stays loaded.",
             "Copy the report and try again.",
             details,
         )

@@ -168,3 +168,18 @@ def test_the_heart_beats_while_idle(handle: ThreadedEngine) -> None:
     before_s = handle.snapshot().beat_s
     time.sleep(1.2)
     assert handle.snapshot().beat_s > before_s
+
+
+def test_an_unexpected_error_of_the_first_load_claims_no_model(
+    handle: ThreadedEngine, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("engine.engine.read_checkpoint", broken)
+    handle.load(str(model))
+    report = Listener(handle).wait(LoadFailed).report
+    assert report.cause == "RuntimeError: a bug"
+    assert "model" not in report.kept
+    assert "broken" in report.details
+    assert handle.snapshot().state in ("loading", "empty")
