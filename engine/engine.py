@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.answer import AnswerStream, AnswerTally
 from engine.api import GenerateRequest, Generation, KernelRow, KernelTable, LoadProgress, ModelCard
 from engine.errors import Cancelled, PromptError, UsageError
-from engine.knobs import KnobSet
+from engine.knobs import KnobSet, knob_named
 from engine.load.checkpoint import Checkpoint, read_checkpoint
 from engine.model.backend import Backend
 from engine.model.choose import open_backend
@@ -109,6 +109,23 @@ class Engine:
     def close(self) -> None:
         """Free the model; the engine cannot be used afterwards."""
         self._backend.close()
+
+    def set_knobs(self, changes: Mapping[str, str]) -> None:
+        """Flip switches of the loaded model, between rounds.
+
+        Raises UsageError for an unknown name, a value that does not parse, or a switch that only a reload
+        changes; nothing is flipped then.
+        """
+        knobs = self._knobs.changed(changes)
+        for name in changes:
+            if knob_named(name).flip == "reload":
+                raise UsageError(
+                    f"{name} takes effect when a model is loaded.",
+                    kept="Nothing was changed.",
+                    next_step="Load the model again with the new value.",
+                )
+        self._knobs = knobs
+        self._backend.apply_knobs(knobs)
 
     def logits(self, token_ids: Sequence[int], *, chunk: int = PREFILL_CHUNK) -> Tensor:
         """Teacher-forced logits of every position: float32 [T, vocabulary]."""

@@ -176,7 +176,7 @@ def read_profile(path: Path) -> dict[str, str]:
         if key in values:
             raise UsageError(f"{where}: {key} stands twice.", next_step="Remove one of them.")
         try:
-            _knob(key).parse(value)
+            knob_named(key).parse(value)
         except UsageError as error:
             raise UsageError(f"{where}: {error.cause}", next_step=error.next_step) from None
         values[key] = value
@@ -186,7 +186,8 @@ def read_profile(path: Path) -> dict[str, str]:
 _PROFILE_LIMIT_BYTES = 1 << 20
 
 
-def _knob(key: str) -> Knob:
+def knob_named(key: str) -> Knob:
+    """The switch of a full name; UsageError when there is none."""
     name = key.removeprefix(PREFIX)
     if not key.startswith(PREFIX) or name not in _BY_NAME:
         known = ", ".join(PREFIX + knob for knob in _BY_NAME)
@@ -200,6 +201,6 @@ def _knob(key: str) -> Knob:
 
 def _lay(values: dict[str, tuple[str, str]], updates: Mapping[str, str], source: str) -> None:
     for key, value in updates.items():
-        knob = _knob(key)
+        knob = knob_named(key)
         knob.parse(value)
         values[knob.name] = (value.strip(), source)

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
+from engine.knobs import KnobSet
 from engine.model.config import ModelConfig
 
 
@@ -47,6 +48,9 @@ class Backend(Protocol):
     config: ModelConfig
     capacity: int
     length: int
+
+    def apply_knobs(self, knobs: KnobSet) -> None:
+        """Take over the values of the switches that flip between rounds."""
 
     def reset(self, *, speculate: bool) -> None:
         """Start an empty sequence; `speculate` also keeps the MTP head's cache in step."""

@@ -67,8 +67,7 @@ class NativeBackend:
         self.length = 0
         self.pool = pool
         self._bytes = ByteModel.of(config, weights)
-        self._signature = knobs.signature()
-        self._replay = knobs.flag("VERIFY_GRAPH")
+        self.apply_knobs(knobs)
         packed = NativeWeights.pack(
             config, weights, positions=capacity + VERIFY_ROWS, on_layer=on_layer
         )
@@ -214,6 +213,10 @@ class NativeBackend:
 
     def reset_operation_times(self) -> None:
         self._times = {}
+
+    def apply_knobs(self, knobs: KnobSet) -> None:
+        self._signature = knobs.signature()
+        self._replay = knobs.flag("VERIFY_GRAPH")
 
     def record_rounds(self, depth: int) -> None:
         """Record the passes that rounds of up to `depth` drafted tokens take, so the first ones are fast."""

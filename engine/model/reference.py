@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.cache.state import KvCache, RecurrentState
+from engine.knobs import KnobSet
 from engine.load.stored import Dense, Fp8Block, Fp8Row, Nvfp4
 from engine.load.weights import (
     AttentionLayerWeights,
@@ -82,6 +83,9 @@ class ReferenceBackend:
         }
         self._mtp_kv = KvCache.empty(capacity, config.kv_heads, config.head_dim, dtype)
         self.reset(speculate=False)
+
+    def apply_knobs(self, knobs: KnobSet) -> None:
+        """No switch changes how these operations run."""
 
     def reset(self, *, speculate: bool) -> None:
         self.length = 0

@@ -215,6 +215,27 @@ def test_a_weight_that_went_bad_is_named(tmp_path: Path) -> None:
             opened.generate(ask("hello"))
 
 
+def test_switches_flip_between_answers_and_keep_the_text(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path)
+    request = ask("the engine", max_tokens=20)
+    with Engine.open(tmp_path, profile=None, threads=1) as opened:
+        before = opened.generate(request)
+        recorded = len(opened._backend._graphs)
+        opened.set_knobs({"QWEN38_MTP_DEPTH": "1", "QWEN38_VERIFY_GRAPH": "0"})
+        after = opened.generate(request)
+        assert after.token_ids == before.token_ids
+        assert after.drafted_tokens <= after.rounds < before.drafted_tokens
+        assert len(opened._backend._graphs) == recorded
+        for changes, says in (
+            ({"QWEN38_CPU_ISA": "avx2"}, "loaded"),
+            ({"QWEN38_MTP_DEPTH": "x"}, "MTP_DEPTH"),
+            ({"QWEN38_MTP_DEPTH": "2", "QWEN38_NOPE": "1"}, "NOPE"),
+        ):
+            with pytest.raises(UsageError, match=says):
+                opened.set_knobs(changes)
+        assert opened.generate(request).drafted_tokens == after.drafted_tokens
+
+
 @pytest.mark.parametrize("isa", ["reference", ""])
 def test_padded_vocabulary_rows_are_never_chosen(tmp_path: Path, isa: str) -> None:
     """Rows behind the tokenizer's last id win every logit, and still no such id appears."""
