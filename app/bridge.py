@@ -75,6 +75,8 @@ class Bridge(QObject):
         self._ring_cursor = 0
         self._busy = False
         self._load_mark: tuple[float, int] | None = None
+        self._loads = 0  # that wait or run; a newer one takes the place of those before it
+        self._untold: ModelCard | None = None  # loaded, but a newer load was already wanted
         self.loading_path = ""
         self.snapshot = NO_ENGINE
         self.progress: LoadProgress | None = None
@@ -123,6 +125,7 @@ class Bridge(QObject):
         self.loading_path, self._load_mark = path, None
         self.progress, self.load_rate_bps = None, None
         self._handle.load(path)
+        self._loads += 1
         self._set_busy(True)
         self.load_started.emit(path)
 
@@ -211,13 +214,17 @@ class Bridge(QObject):
                 self._note_progress(progress)
                 self.load_progressed.emit(progress)
             case Loaded(card):
-                self.loading_path, self.progress = "", None
-                self.loaded.emit(card)
+                if self._end_load():
+                    self._untold = None
+                    self.loaded.emit(card)
+                else:
+                    self._untold = card
             case LoadFailed(path, report):
-                if self.loading_path not in ("", path):
-                    return  # another load took its place
-                self.loading_path, self.progress = "", None
-                self.load_failed.emit(path, report)
+                if self._end_load():
+                    card, self._untold = self._untold, None
+                    if card is not None:
+                        self.loaded.emit(card)
+                    self.load_failed.emit(path, report)
             case Started(request_id, prompt_tokens):
                 self.started.emit(request_id, prompt_tokens)
             case Finished(request_id, generation):
@@ -226,6 +233,14 @@ class Bridge(QObject):
             case Failed(request_id, report, text):
                 self._end(request_id)
                 self.failed.emit(request_id, report, text)
+
+    def _end_load(self) -> bool:
+        """Whether the load that ended is the one the operator asked for last."""
+        self._loads -= 1
+        if self._loads:
+            return False
+        self.loading_path, self.progress = "", None
+        return True
 
     def _end(self, request_id: int) -> None:
         if request_id == self._request_id:

@@ -49,9 +49,10 @@ def _version(name: str) -> str:
 
 
 class ErrorCard(QFrame):
-    """One error. `dismissed` is emitted by its close button."""
+    """One error. `dismissed` is emitted by its close button, `remedy_wanted` by that of its remedy."""
 
     dismissed = Signal()
+    remedy_wanted = Signal()
 
     def __init__(
         self,
@@ -60,6 +61,7 @@ class ErrorCard(QFrame):
         parent: QWidget | None = None,
         *,
         dismissable: bool = True,
+        remedy: str = "",
     ) -> None:
         super().__init__(parent)
         self.setObjectName("errorCard")
@@ -78,6 +80,11 @@ class ErrorCard(QFrame):
             column.addWidget(_label(f"Next step: {report.next_step}"))
         row = QHBoxLayout()
         row.setContentsMargins(0, 5, 0, 0)
+        self.remedy_button: QPushButton | None = None
+        if remedy:
+            self.remedy_button = QPushButton(remedy)
+            self.remedy_button.clicked.connect(self.remedy_wanted)
+            row.addWidget(self.remedy_button)
         self.copy_button = QPushButton("Copy report")
         self.copy_button.clicked.connect(self._copy)
         row.addWidget(self.copy_button)

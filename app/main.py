@@ -3,25 +3,28 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
-from PySide6.QtCore import QDir, QStandardPaths, QTimer
+from PySide6.QtCore import QStandardPaths, QTimer
 from PySide6.QtWidgets import QApplication
 
 from app.bridge import Bridge
+from app.interpreter import hold_still, link_libraries, loaded_once
+from app.last_run import RunFile, take_trace
 from app.settings import Settings
 from app.theme import Theme
 from app.window import Window
 from engine.api import EngineHandle, open_handle
 
-# With the default of 5 ms the window waits that long for the interpreter each time the engine holds it.
-SWITCH_INTERVAL_S = 0.0005
+_LINK_POLL_MS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +40,24 @@ class Options:
 
 def run(options: Options) -> int:
     """Open the console and return the exit code once it is closed."""
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    hold_still()
+    linking = link_libraries() if options.make_handle is None else None
     app = QApplication(sys.argv[:1])
     app.setApplicationName("rondo")
     app.setOrganizationName("rondo")
     app.setApplicationDisplayName("Rondo")
     app.setDesktopFileName("rondo")
-    crash_log = _crash_log()
     settings = Settings()
     theme = Theme(app, settings.theme)
     bridge = Bridge(
         options.make_handle or (lambda: open_handle(knobs=options.knobs, threads=options.threads))
     )
     window = Window(bridge, theme, settings)
+    last_run = take_trace(_run_folder())
+    if last_run is not None:
+        window.chat.show_notice(last_run)
+    run_file = _open_run_file(bridge)
+    _end_on_signals(window)
     window.show()
     app.processEvents()
     begun_s = psutil.Process().create_time()
@@ -61,11 +69,12 @@ def run(options: Options) -> int:
         bridge.load_failed.connect(
             lambda _path, report: _report(window, f"load failed: {report.cause}")
         )
-    QTimer.singleShot(0, window, lambda: _start(bridge, options.model))
+    bridge.loaded.connect(lambda _card: loaded_once())
+    bridge.load_failed.connect(lambda _path, _report: loaded_once())
+    QTimer.singleShot(0, window, lambda: _start(window, options.model, linking))
     code = app.exec()
-    if crash_log is not None:
-        faulthandler.disable()
-        crash_log.close()
+    if run_file is not None:
+        run_file.close()
     if not window.ended_in_time:
         # A thread inside a long native call cannot be joined; tearing the interpreter down under it crashes.
         print(
@@ -77,7 +86,12 @@ def run(options: Options) -> int:
     return code
 
 
-def _start(bridge: Bridge, model: str) -> None:
+def _start(window: Window, model: str, linking: threading.Thread | None) -> None:
+    """The engine, once the libraries are linked: an import that has to wait for them holds the window."""
+    if linking is not None and linking.is_alive():
+        QTimer.singleShot(_LINK_POLL_MS, window, lambda: _start(window, model, linking))
+        return
+    bridge = window.bridge
     bridge.start()
     if model:
         bridge.load(model)
@@ -90,16 +104,26 @@ def _report(window: Window, line: str) -> None:
     QTimer.singleShot(0, window, window.close)
 
 
-def _crash_log():
-    """A native crash leaves its stacks in the state folder."""
-    folder = QDir(
-        QStandardPaths.writableLocation(QStandardPaths.StandardLocation.AppLocalDataLocation)
-    )
-    if not folder.mkpath("."):
-        return None
+def _run_folder() -> Path:
+    place = QStandardPaths.StandardLocation.AppLocalDataLocation
+    return Path(QStandardPaths.writableLocation(place))
+
+
+def _open_run_file(bridge: Bridge) -> RunFile | None:
+    """The trace of this run; a folder that cannot be written costs the trace, not the start."""
     try:
-        log = open(folder.filePath("crash.log"), "a", encoding="utf-8")  # noqa: SIM115
-    except OSError:
+        run_file = RunFile(_run_folder(), bridge)
+    except OSError as error:
+        print(f"rondo: no trace of this run is kept: {error}", file=sys.stderr)
         return None
-    faulthandler.enable(log)
-    return log
+    bridge.state_changed.connect(run_file.note)
+    return run_file
+
+
+def _end_on_signals(window: Window) -> None:
+    """Ctrl+C and a polite kill close the window as its button does.
+
+    The handlers run between two steps of Python, which the pull takes four times a second at least.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda _number, _frame: QTimer.singleShot(0, window, window.close))

@@ -34,7 +34,7 @@ def main() -> int:
     from PySide6.QtCore import QSettings
     from PySide6.QtWidgets import QApplication
 
-    from app.main import SWITCH_INTERVAL_S
+    from app.interpreter import SWITCH_INTERVAL_S
     from app.theme import Theme
 
     sys.setswitchinterval(SWITCH_INTERVAL_S)

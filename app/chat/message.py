@@ -26,6 +26,8 @@ from app.icons import icon
 from app.theme import Theme
 from engine.api import Snapshot
 
+# The title of the engine's refusal of a prompt; the window sends none that is empty, so it was too long.
+PROMPT_REFUSED = "This prompt cannot be run"
 # A user message is shown up to here; all of it is sent.
 SHOWN_LIMIT = 1500
 
@@ -85,22 +87,27 @@ class UserMessage(QFrame):
     def _copy(self) -> None:
         QGuiApplication.clipboard().setText(self.turn.text)
 
+    def set_free(self, free: bool) -> None:
+        """Whether the engine is free for what the buttons ask."""
+        self.edit_button.setEnabled(free)
+
     def restyle(self) -> None:
         self.body.restyle()
         _retint(self, self._theme)
 
 
 class AnswerMessage(QWidget):
-    """An answer while it is written and after. Signals: retry_wanted, link_clicked(address)."""
+    """An answer while it is written and after. Signals: retry_wanted, cut_wanted, link_clicked(address)."""
 
     retry_wanted = Signal()
+    cut_wanted = Signal()
     link_clicked = Signal(str)
 
     def __init__(self, theme: Theme, turn: Turn, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.turn = turn
         self._theme = theme
-        self.speculated = True
+        self.speculated, self.may_be_cut = True, False
         self.setAccessibleName("Answer")
         column = QVBoxLayout(self)
         column.setContentsMargins(14, 0, 8, 6)
@@ -178,9 +185,17 @@ class AnswerMessage(QWidget):
             self.figures.setToolTip(details(turn.generation))
         if turn.error is not None:
             self.figures.setText("ended by an error")
-            self.error_card = ErrorCard(turn.error, snapshot, dismissable=False)
+            refused = self.may_be_cut and turn.error.title == PROMPT_REFUSED
+            remedy = "Drop the oldest part and send again" if refused else ""
+            self.error_card = ErrorCard(turn.error, snapshot, dismissable=False, remedy=remedy)
+            self.error_card.remedy_wanted.connect(self.cut_wanted)
             self._column.insertWidget(self._column.indexOf(self.strip), self.error_card)
-        self.retry_button.setEnabled(True)
+
+    def set_free(self, free: bool) -> None:
+        """Whether the engine is free for what the buttons ask."""
+        self.retry_button.setEnabled(free and self.turn.status in ("done", "failed"))
+        if self.error_card is not None and self.error_card.remedy_button is not None:
+            self.error_card.remedy_button.setEnabled(free)
 
     @Slot()
     def _copy(self) -> None:

@@ -20,7 +20,8 @@ from app.bridge import Bridge, rounds_of
 from app.chat.composer import Composer
 from app.chat.message import AnswerMessage, UserMessage
 from app.chat.transcript import Transcript
-from app.chat.view import ConversationView, EmptyState
+from app.chat.view import COLUMN_PX, ConversationView, EmptyState
+from app.errors import ErrorCard
 from app.settings import Settings
 from app.theme import Theme
 from engine.api import ErrorReport, GenerateRequest, Generation, ModelCard, Snapshot
@@ -41,6 +42,7 @@ class ChatPage(QWidget):
         self.transcript = Transcript()
         self._answer: AnswerMessage | None = None
         self._editing: UserMessage | None = None
+        self._draft = ""  # what stood in the field when an edit began; it comes back after it
         self._link_box: QMessageBox | None = None
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
@@ -49,6 +51,9 @@ class ChatPage(QWidget):
         self.view = ConversationView(theme)
         self.empty = EmptyState()
         self.empty.asked.connect(self.ask)
+        self.notice: ErrorCard | None = None
+        self._notice_row = QHBoxLayout()
+        column.addLayout(self._notice_row)
         self._stack = QStackedWidget()
         self._stack.addWidget(self.empty)
         self._stack.addWidget(self.view)
@@ -91,6 +96,23 @@ class ChatPage(QWidget):
         row.addWidget(self.model_name, 1)
         return header
 
+    def show_notice(self, report: ErrorReport) -> None:
+        """Show something that belongs to no answer above the conversation."""
+        self._drop_notice()
+        self.notice = ErrorCard(report)
+        self.notice.setMaximumWidth(COLUMN_PX)
+        self.notice.dismissed.connect(self._drop_notice)
+        self._notice_row.setContentsMargins(18, 12, 18, 0)
+        self._notice_row.addWidget(self.notice)
+
+    @Slot()
+    def _drop_notice(self) -> None:
+        if self.notice is not None:
+            self.notice.hide()
+            self.notice.deleteLater()
+            self.notice = None
+            self._notice_row.setContentsMargins(0, 0, 0, 0)
+
     # Commands.
 
     @Slot()
@@ -100,11 +122,20 @@ class ChatPage(QWidget):
             return
         text = self.composer.text()
         if self._editing is not None:
-            self.transcript.cut(self.transcript.turns.index(self._editing.turn))
-            self.view.cut(self._editing)
+            edited = self._editing
             self.cancel_edit()
-        self.composer.clear()
+            self._cut(edited)
+        else:
+            self.composer.clear()
         self.ask(text)
+
+    def _cut(self, message: UserMessage | AnswerMessage) -> None:
+        """Drop a message and all after it, and an edit of one of them."""
+        self.transcript.cut(self.transcript.turns.index(message.turn))
+        self.view.cut(message)
+        if self._editing is not None and self._editing not in self.view.messages:
+            self._editing = None
+            self.composer.editing.hide()
 
     @Slot(str)
     def ask(self, text: str) -> None:
@@ -119,8 +150,8 @@ class ChatPage(QWidget):
         """Write the last answer again."""
         if self._bridge.is_busy or self._bridge.model is None or not self.view.messages:
             return
-        if self.transcript.drop_answer():
-            self.view.cut(self.view.messages[-1])
+        if self.transcript.turns[-1].role == "assistant":
+            self._cut(self.view.messages[-1])
         if self.transcript.turns:
             self._write_answer()
 
@@ -138,11 +169,12 @@ class ChatPage(QWidget):
 
     @Slot()
     def cancel_edit(self) -> None:
+        """Give an edit up: the field gets back what stood there before."""
         if self._editing is None:
             return
         self._editing = None
         self.composer.editing.hide()
-        self.composer.clear()
+        self.composer.set_text(self._draft)
 
     @Slot()
     def copy_last_answer(self) -> None:
@@ -150,7 +182,7 @@ class ChatPage(QWidget):
         if answers:
             QGuiApplication.clipboard().setText(answers[-1].text)
 
-    def _write_answer(self) -> None:
+    def _write_answer(self, *, truncate: bool = False) -> None:
         sampling = self.composer.sampling.value
         request = GenerateRequest(
             messages=self.transcript.messages(),
@@ -162,12 +194,13 @@ class ChatPage(QWidget):
             seed=sampling.seed,
             speculate=sampling.speculate,
             thinking=self.composer.thinking_choice(),
-            truncate=sampling.truncate,
+            truncate=truncate or sampling.truncate,
         )
         turn = self.transcript.begin_answer(self._bridge.generate(request))
         self._answer = self.view.add(turn)
-        self._answer.speculated = sampling.speculate
+        self._answer.speculated, self._answer.may_be_cut = request.speculate, not request.truncate
         self._answer.retry_wanted.connect(self._on_retry)
+        self._answer.cut_wanted.connect(self._on_cut_wanted)
         self._answer.link_clicked.connect(self.confirm_link)
         self._answer.show_running(self._bridge.snapshot)
         self.view.follow()
@@ -179,6 +212,8 @@ class ChatPage(QWidget):
     def _on_edit(self) -> None:
         if self._bridge.is_busy:
             return
+        if self._editing is None:
+            self._draft = self.composer.text()
         self._editing = self.sender()
         self.composer.set_text(self._editing.turn.text)
         self.composer.editing.show()
@@ -186,12 +221,17 @@ class ChatPage(QWidget):
 
     @Slot()
     def _on_retry(self) -> None:
-        message = self.sender()
+        self._write_again(self.sender())
+
+    @Slot()
+    def _on_cut_wanted(self) -> None:
+        self._write_again(self.sender(), truncate=True)
+
+    def _write_again(self, message: AnswerMessage, *, truncate: bool = False) -> None:
         if self._bridge.is_busy or self._bridge.model is None:
             return
-        self.transcript.cut(self.transcript.turns.index(message.turn))
-        self.view.cut(message)
-        self._write_answer()
+        self._cut(message)
+        self._write_answer(truncate=truncate)
 
     @Slot(str)
     def confirm_link(self, address: str) -> None:
@@ -270,6 +310,8 @@ class ChatPage(QWidget):
         if bridge.is_busy:
             why = "The engine is at work; Esc stops it."
         self.composer.set_state(can_send=not why, can_stop=bridge.is_busy, why_not=why)
+        for message in self.view.messages:
+            message.set_free(not why)
         self.demo_badge.setVisible(bool(card and card.is_demo))
         self.model_name.setText(
             f"{card.name} · {card.weight_format}" if card else "No model loaded"

@@ -74,7 +74,7 @@ def _overlap(text: str, mark: str) -> int:
     return 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Turn:
     """One message of the conversation.
 
@@ -152,13 +152,6 @@ class Transcript:
         text = self.turns[index].text
         del self.turns[index:]
         return text
-
-    def drop_answer(self) -> bool:
-        """Drop the last answer so that its question can be asked again."""
-        if self.open_turn or not self.turns or self.turns[-1].role != "assistant":
-            return False
-        self.turns.pop()
-        return True
 
     def clear(self) -> None:
         self.turns.clear()

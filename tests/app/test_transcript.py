@@ -89,11 +89,9 @@ def test_asking_is_refused_while_an_answer_is_open_or_the_text_is_empty() -> Non
         Transcript().ask(" \n")
 
 
-def test_cut_and_drop() -> None:
+def test_cut_drops_a_turn_and_all_after_it() -> None:
     transcript = _asked()
-    assert not transcript.drop_answer(), "an open answer is not dropped"
     transcript.finish(7, DONE)
-    assert transcript.drop_answer()
     assert transcript.cut(0) == "question"
     assert transcript.turns == []
 

@@ -12,7 +12,7 @@ from PySide6.QtGui import QDropEvent, QGuiApplication
 from PySide6.QtWidgets import QMessageBox
 
 from app.chat.composer import PASTE_LIMIT
-from engine.api import Message
+from engine.api import ErrorReport, Message
 from engine.fake_script import SCRIPTS, THOUGHT, Script
 
 FAST = Script(answer="A short **answer**.\n", round_ms=3.0)
@@ -217,7 +217,7 @@ def test_the_card_says_everything(console) -> None:
     texts = one.window.model_page.card.texts
     assert texts["Folder"] == "models/first"
     assert texts["Speculation"] == "MTP, depth 3"
-    assert "GB/s, measured here" in texts["Read roof"]
+    assert texts["Read roof"] == "41.0 GB/s from memory, measured here"
     assert one.window.windowTitle().startswith("Rondo · demo model · BF16")
     assert one.chat.demo_badge.isVisibleTo(one.chat)
 
@@ -391,3 +391,103 @@ def test_plot_data_can_be_copied(console) -> None:
     assert lines[0] == "age_s\tread_rate (GB/s)\troof"
     assert len(lines) > 1
     assert float(lines[1].split("\t")[2]) == 41.0
+
+
+def test_a_prompt_that_does_not_fit_is_cut_on_request(console) -> None:
+    one = console(FAST)
+    one.ask("x" * 40_000)
+    one.answer.error_card.remedy_button.click()
+    one.wait_idle()
+    refused, cut = one.engine.requests
+    assert (refused.truncate, cut.truncate) == (False, True)
+    assert refused.messages == cut.messages
+    assert one.answer.error_card is None
+    assert not one.chat.composer.sampling.value.truncate, "asked for this prompt alone"
+
+
+def test_another_error_offers_no_cut(console) -> None:
+    one = console("error")
+    one.ask("hello")
+    assert one.answer.error_card.remedy_button is None
+
+
+def test_an_edit_gives_the_draft_back(console) -> None:
+    one = console(FAST)
+    one.ask("first")
+    one.chat.composer.set_text("half a thought")
+    one.chat.view.messages[0].edit_button.click()
+    one.chat.composer.editing.close_button.click()
+    assert one.chat.composer.text() == "half a thought"
+
+
+def test_an_edit_of_a_message_that_goes_becomes_a_new_one(console) -> None:
+    one = console(FAST)
+    one.ask("first")
+    one.ask("second")
+    one.chat.view.messages[2].edit_button.click()
+    one.chat.view.messages[1].retry_button.click()
+    one.wait_idle()
+    assert one.chat.composer.editing.isHidden()
+    assert one.chat.composer.text() == "second"
+    one.chat.send()
+    one.wait_idle()
+    assert [t.text for t in one.chat.transcript.turns if t.role == "user"] == ["first", "second"]
+
+
+def test_what_cannot_be_done_now_is_disabled(console) -> None:
+    one = console(LONG)
+    one.ask("go")
+    edit, retry = one.chat.view.messages[0].edit_button, one.answer.retry_button
+    assert edit.isEnabled()
+    assert retry.isEnabled()
+    one.ask("more", wait=False)
+    assert not edit.isEnabled()
+    assert not retry.isEnabled()
+    assert not one.answer.retry_button.isEnabled()
+    one.window.stop()
+    one.wait_idle()
+    assert edit.isEnabled()
+    assert retry.isEnabled()
+    assert one.answer.retry_button.isEnabled()
+
+
+def test_the_same_folder_twice_is_one_load_to_the_operator(console) -> None:
+    one = console(replace(SCRIPTS["slow-load"], load_s=0.6), load=False)
+    one.bridge.load("models/one")
+    one.wait(lambda: one.bridge.snapshot.state == "loading")
+    one.bridge.load("models/one")
+    one.wait(lambda: one.bridge.model is not None)
+    one.wait_idle()
+    assert one.window.model_page.error_card is None
+    assert one.window.model_page.loading.isHidden()
+
+
+def test_the_figures_of_another_model_are_not_kept(console) -> None:
+    one = console(FAST)
+    one.ask("hello")
+    one.wait(lambda: one.window.live.decode.value != "—")
+    one.load("models/second")
+    one.wait(lambda: one.window.live.decode.value == "—")
+    assert one.window.live.read.note == "roof 41.0"
+
+
+def test_a_notice_can_be_dismissed(console) -> None:
+    one = console(FAST)
+    one.chat.show_notice(ErrorReport("The last run ended badly", "It crashed.", "", ""))
+    one.wait(one.chat.notice.isVisible)
+    one.chat.notice.close_button.click()
+    assert one.chat.notice is None
+
+
+def test_nothing_is_cut_off_in_the_smallest_window(console, qtbot) -> None:
+    one = console(Script(round_ms=3.0, demo=True))
+    one.ask("hello")
+    one.window.resize(one.window.minimumSize())
+    qtbot.wait(100)
+    assert one.window.size() == one.window.minimumSize()
+    button = one.chat.composer.sampling
+    assert button.width() >= button.sizeHint().width()
+    live = one.window.live
+    for widget in (*live._figures, live.split, live.context):
+        assert widget.height() >= widget.minimumSizeHint().height()
+        assert widget.width() >= widget.minimumSizeHint().width()
