@@ -25,7 +25,7 @@ class Sampling:
     truncate: bool = False
 
     def summary(self) -> str:
-        """One line for the composer, e.g. "greedy · 512 tok · speculation on"."""
+        """One line for the composer, e.g. "greedy · 512 tok · no speculation"."""
         draw = "greedy" if self.temperature == 0 else f"T {self.temperature:.2f}"
         parts = [draw, f"{self.max_tokens} tok"]
         if not self.speculate:

@@ -54,7 +54,7 @@ class Window(QMainWindow):
         self.model_page = ModelPage(bridge, settings)
         self.live = LivePanel(bridge, theme)
         self._pages = QStackedWidget()
-        self._pages.setMinimumWidth(420)
+        self._pages.setMinimumWidth(495)
         for page in (self.chat, self.kernels, self.model_page):
             self._pages.addWidget(page)
         self.splitter = QSplitter(Qt.Orientation.Horizontal)

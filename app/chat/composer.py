@@ -30,6 +30,7 @@ from app.theme import Theme
 PASTE_LIMIT = 8_000
 MESSAGE_LIMIT = 4_000_000
 _CHARS_PER_TOKEN = 4
+_LENGTH_FROM_PX = 620  # in a narrower window the buttons need the place
 _LINES_MIN, _LINES_MAX = 3, 9
 
 
@@ -101,6 +102,10 @@ class Composer(QWidget):
         self.setTabOrder(self.field, self.send)
         self._tint()
         self._on_text()
+
+    def resizeEvent(self, event) -> None:
+        super().resizeEvent(event)
+        self.length.setVisible(self.width() >= _LENGTH_FROM_PX)
 
     # Content.
 

@@ -13,6 +13,7 @@ from PySide6.QtWidgets import (
     QGridLayout,
     QLabel,
     QProgressBar,
+    QScrollArea,
     QSizePolicy,
     QVBoxLayout,
     QWidget,
@@ -25,10 +26,12 @@ from app.live.now import now
 from app.live.plots import CurvePlot
 from app.live.series import PARTS, PrefillRate, RoundSeries
 from app.theme import Theme
-from engine.api import Generation, Snapshot
+from engine.api import Generation, ModelCard, Snapshot
 
 FIGURES_EVERY_S = 0.2
 PLOTS_EVERY_S = 0.5
+# With no new rounds the curves only move on by themselves, a pixel or two in this time.
+QUIET_PLOTS_EVERY_S = 2.0
 _WIDE_PX = 820
 _PROGRESS_STEPS = 1000
 
@@ -45,8 +48,20 @@ class LivePanel(QWidget):
         self.series = RoundSeries()
         self._prefill = PrefillRate()
         self._last_prefill_tps: float | None = None
-        self._figures_due_s = self._plots_due_s = 0.0
-        column = QVBoxLayout(self)
+        self._figures_due_s = self._plots_due_s = self._quiet_plots_due_s = 0.0
+        self._has_news = True
+        scroll = QScrollArea(self)
+        scroll.setWidgetResizable(True)
+        scroll.setFrameShape(QFrame.Shape.NoFrame)
+        scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        outer = QVBoxLayout(self)
+        outer.setContentsMargins(0, 0, 0, 0)
+        outer.addWidget(scroll)
+        body = QWidget()
+        body.setObjectName("scrollBody")
+        scroll.setWidget(body)
+        column = QVBoxLayout(body)
         column.setContentsMargins(18, 10, 18, 14)
         column.setSpacing(10)
         self._add_now(column)
@@ -121,6 +136,7 @@ class LivePanel(QWidget):
     @Slot(object, int)
     def _on_rounds(self, rows: np.ndarray, lost: int) -> None:
         self.series.add(rows, lost)
+        self._has_news = True
 
     @Slot(object)
     def _on_tick(self, snapshot: Snapshot) -> None:
@@ -133,8 +149,11 @@ class LivePanel(QWidget):
             self._figures_due_s = at_s + FIGURES_EVERY_S
             self._show_now(snapshot)
             self._show_figures(snapshot)
-        if at_s >= self._plots_due_s:
+        due_s = self._plots_due_s if self._has_news else self._quiet_plots_due_s
+        if at_s >= due_s:
             self._plots_due_s = at_s + PLOTS_EVERY_S
+            self._quiet_plots_due_s = at_s + QUIET_PLOTS_EVERY_S
+            self._has_news = False
             self._show_plots(at_s)
 
     @Slot(int, object)
@@ -144,7 +163,9 @@ class LivePanel(QWidget):
 
     @Slot(object)
     def _on_loaded(self, _card: object) -> None:
-        self._last_prefill_tps = None
+        """The figures of another model, or of other switches, are not held against this roof."""
+        self.series = RoundSeries()
+        self._last_prefill_tps, self._has_news = None, True
 
     # Showing.
 
@@ -186,7 +207,7 @@ class LivePanel(QWidget):
         self.acceptance.set_value(percent(found.acceptance_pct), drafted, dim=dim)
         note = ""
         if roof:
-            place = "cache roof" if snapshot.model.roof_place == "cache" else "roof"
+            place = _roof_name(snapshot.model)
             note = f"{place} {significant(roof)}"
             if found.read_gbps is not None:
                 note = f"{100 * found.read_gbps / roof:.0f} % of {place} {significant(roof)}"
@@ -201,7 +222,8 @@ class LivePanel(QWidget):
         ages, tps, gbps = self.series.curves(at_s)
         model = self._bridge.model
         self.tps_plot.set_data(ages, tps)
-        self.gbps_plot.set_data(ages, gbps, model.roof_gbps if model else None)
+        roof = model.roof_gbps if model else None
+        self.gbps_plot.set_data(ages, gbps, roof, _roof_name(model))
 
     @Slot()
     def restyle(self) -> None:
@@ -216,6 +238,10 @@ class LivePanel(QWidget):
         if self._plots.direction() != way:
             self._plots.setDirection(way)
             self._place_figures(len(self._figures) if wide else 2)
+
+
+def _roof_name(card: ModelCard | None) -> str:
+    return "cache roof" if card is not None and card.roof_place == "cache" else "roof"
 
 
 def _caption(text: str) -> QLabel:

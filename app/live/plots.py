@@ -29,7 +29,8 @@ class CurvePlot(QWidget):
         self._ages = np.zeros(0)
         self._values = np.zeros(0)
         self._roof: float | None = None
-        self._top = 1.0
+        self._roof_name = "roof"
+        self._top = 0.0
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(1)
@@ -60,6 +61,7 @@ class CurvePlot(QWidget):
         self._left.setWidth(_AXIS_PX)
         self._left.enableAutoSIPrefix(False)
         self._bottom.enableAutoSIPrefix(False)
+        self._bottom.setStyle(hideOverlappingLabels=False)  # "now" stands at the very end
         self._bottom.setTicks([[(-60.0 * m, f"-{m} min" if m else "now") for m in range(5)]])
         self._curve = item.plot([], [], connect="finite")
         self._line = pg.InfiniteLine(angle=0, movable=False)
@@ -73,8 +75,17 @@ class CurvePlot(QWidget):
         self.restyle()
         self._fit()
 
-    def set_data(self, ages_s: np.ndarray, values: np.ndarray, roof: float | None = None) -> None:
-        self._ages, self._values, self._roof = ages_s, values, roof
+    def set_data(
+        self,
+        ages_s: np.ndarray,
+        values: np.ndarray,
+        roof: float | None = None,
+        roof_name: str = "roof",
+    ) -> None:
+        same = roof == self._roof and not np.isfinite(np.append(values, self._values)).any()
+        self._ages, self._values, self._roof, self._roof_name = ages_s, values, roof, roof_name
+        if same:
+            return  # nothing to see before and after: a repaint costs as much as one with a curve
         # One level step a bin, so that a single bin between gaps is seen too.
         edges = np.repeat(np.append(ages_s, ages_s[-1:] + BIN_S), 2)[1:-1]
         self._curve.setData(edges, np.repeat(values, 2))
@@ -106,7 +117,7 @@ class CurvePlot(QWidget):
             axis.setTextPen(theme.color("dim"))
             axis.setTickFont(font)
             axis.setStyle(tickLength=-4)
-        self._curve.setPen(pg.mkPen(theme.color(self._token), width=1))
+        self._curve.setPen(pg.mkPen(theme.color(self._token), width=2))
         self._line.setPen(pg.mkPen(theme.color("warn"), width=1, style=Qt.PenStyle.DashLine))
         self._cross.setPen(pg.mkPen(theme.color("edge"), width=1))
         self.copy_button.setIcon(icon("copy", theme.color("dim")))
@@ -116,8 +127,9 @@ class CurvePlot(QWidget):
         known = self._values[np.isfinite(self._values)]
         peak = max(float(known.max(initial=0.0)), self._roof or 0.0)
         wanted = _round_up(peak * 1.08) if peak > 0 else 1.0
-        if wanted > self._top or wanted < self._top / 2:
-            self._top = wanted
+        if self._top / 2 <= wanted <= self._top:
+            return
+        self._top = wanted
         self.plot.setYRange(0, self._top, padding=0)
         self._left.setTicks([[(0.0, "0"), *((v, f"{v:g}") for v in (self._top / 2, self._top))]])
 
@@ -131,7 +143,7 @@ class CurvePlot(QWidget):
         elif not len(known):
             text = "nothing measured yet"
         if self._roof is not None and age_s is None:
-            text = f"roof {significant(self._roof)}"
+            text = f"{self._roof_name} {significant(self._roof)}"
         if not self._cross.isVisible() or age_s is not None:
             self._reading.setText(text)
 
