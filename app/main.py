@@ -53,10 +53,7 @@ def run(options: Options) -> int:
         options.make_handle or (lambda: open_handle(knobs=options.knobs, threads=options.threads))
     )
     window = Window(bridge, theme, settings)
-    last_run = take_trace(_run_folder())
-    if last_run is not None:
-        window.chat.show_notice(last_run)
-    run_file = _open_run_file(bridge)
+    run_file = _open_run_file(window)
     _end_on_signals(window)
     window.show()
     app.processEvents()
@@ -109,14 +106,20 @@ def _run_folder() -> Path:
     return Path(QStandardPaths.writableLocation(place))
 
 
-def _open_run_file(bridge: Bridge) -> RunFile | None:
-    """The trace of this run; a folder that cannot be written costs the trace, not the start."""
+def _open_run_file(window: Window) -> RunFile | None:
+    """Tell how the last run ended and begin the trace of this one.
+
+    A folder that cannot be read or written costs the trace, not the start.
+    """
     try:
-        run_file = RunFile(_run_folder(), bridge)
+        last_run = take_trace(_run_folder())
+        run_file = RunFile(_run_folder(), window)
     except OSError as error:
         print(f"rondo: no trace of this run is kept: {error}", file=sys.stderr)
         return None
-    bridge.state_changed.connect(run_file.note)
+    if last_run is not None:
+        window.chat.show_notice(last_run)
+    window.bridge.state_changed.connect(run_file.note)
     return run_file
 
 
