@@ -115,3 +115,22 @@ def test_both_themes_render_without_a_warning(tmp_path: Path, scale: str) -> Non
     assert {path.name for path in tmp_path.glob("*.png")} == {
         f"answered-{choice}-{scale}x.png" for choice in ("light", "dark")
     }
+
+
+def test_plots_rest_when_nothing_runs(console, qtbot, monkeypatch) -> None:
+    one = console(Script(round_ms=4.0))
+    one.ask("go")
+    plot, drawn = one.window.live.tps_plot, []
+    qtbot.wait(700)  # the last rounds are drawn
+    monkeypatch.setattr(plot._curve, "setData", lambda *_: drawn.append(time.monotonic()))
+    qtbot.wait(2600)
+    assert 1 <= len(drawn) <= 2, "the curve moves on, but seldom"
+
+
+def test_an_empty_plot_is_not_drawn_again(console, qtbot, monkeypatch) -> None:
+    one = console(Script())
+    plot, drawn = one.window.live.gbps_plot, []
+    qtbot.wait(700)
+    monkeypatch.setattr(plot._curve, "setData", lambda *_: drawn.append(time.monotonic()))
+    qtbot.wait(2600)
+    assert drawn == []
