@@ -18,6 +18,8 @@
 
 namespace {
 
+constexpr int kBarrierSpins = 20000;  // some 0.3 to 0.8 ms, longer than workers drift apart
+
 using Clock = std::chrono::steady_clock;
 
 inline void relax() {
@@ -114,14 +116,23 @@ class Pool {
     const uint32_t turn = turn_.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) == threads_ - 1) {
       arrived_.store(0, std::memory_order_relaxed);
-      turn_.store(turn + 1, std::memory_order_release);
+      turn_.store(turn + 1);
+      if (sleepers_.load()) {
+        std::lock_guard<std::mutex> hold(barrier_mutex_);
+        barrier_wake_.notify_all();
+      }
       return;
     }
-    // A worker whose core was taken away keeps the others here: hand the core over after a while.
-    for (int spins = 0; turn_.load(std::memory_order_acquire) == turn; spins++) {
-      if (spins < 20000) relax();
-      else std::this_thread::yield();
+    for (int spins = 0; spins < kBarrierSpins; spins++) {
+      if (turn_.load(std::memory_order_acquire) != turn) return;
+      relax();
     }
+    // A worker whose core was taken away keeps the others here. Sleeping frees this core, so that
+    // the system can move the missing worker to it; spinning on would hold both cores.
+    std::unique_lock<std::mutex> hold(barrier_mutex_);
+    sleepers_.fetch_add(1);
+    barrier_wake_.wait(hold, [&] { return turn_.load() != turn; });
+    sleepers_.fetch_sub(1);
   }
 
   const int32_t threads_, spin_us_;
@@ -132,6 +143,9 @@ class Pool {
   std::atomic<bool> stopping_{false};
   alignas(64) std::atomic<int32_t> arrived_{0};
   alignas(64) std::atomic<uint32_t> turn_{0};
+  std::atomic<int32_t> sleepers_{0};
+  std::mutex barrier_mutex_;
+  std::condition_variable barrier_wake_;
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<std::thread> others_;
