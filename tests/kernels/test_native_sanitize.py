@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kernels.build import machine_isas
+from kernels.registry import operation
 
 PROGRAM = """
 import sys
@@ -24,14 +25,17 @@ isa, *names = sys.argv[1:]
 folder = Path("kernels")
 sources = [*folder.glob("cpu/*.cpp"), *(folder / name / "cpu.cpp" for name in names)]
 library = load_library(isa, sanitize=True, sources=sources)
-for name in names:
-    results = importlib.import_module(operation(name).check).check(library)
+for module in dict.fromkeys(operation(name).check for name in names):
+    results = importlib.import_module(module).check(library)
     bad = [result.reason for result in results if not result.ok]
     assert results and not bad, bad
-    print(name, len(results), "ok")
+    print(module, len(results), "ok")
 """
 ROOT = Path(__file__).parents[2]
 PRODUCTS = ("nvfp4_linear", "fp8_linear", "bf16_linear", "e2m1")
+LAYERS = (
+    "embedding", "rms_norm", "causal_conv", "gated_delta", "rope", "attention", "elementwise", "head",
+)  # fmt: skip
 
 
 def _runtime(name: str) -> str | None:
@@ -62,6 +66,12 @@ def test_products_are_clean(isa: str) -> None:
     done = _run(isa, PRODUCTS)
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.count("ok") == len(PRODUCTS)
+
+
+def test_layer_kernels_are_clean() -> None:
+    done = _run(machine_isas()[0], LAYERS)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count("ok") == len({operation(name).check for name in LAYERS})
 
 
 def test_the_sanitizer_sees_a_fault(tmp_path: Path) -> None:
