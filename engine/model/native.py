@@ -83,6 +83,8 @@ class NativeBackend:
         self._pending_rows[:] = np.arange(VERIFY_ROWS)
         self._best = self._arena.best.numpy()
         self._drafted = self._arena.drafted.numpy()
+        self._hidden_rows = self._arena.hidden.view(torch.int16).numpy()
+        self._waiting_rows = self._arena.mtp_waiting.view(torch.int16).numpy()
         self._mtp_next = self._arena.mtp_next.numpy()
         self._mtp_start = self._arena.mtp_start.numpy()
         self._logits = self._arena.logits[:, :tokens].numpy()
@@ -284,7 +286,7 @@ class NativeBackend:
     def _commit_rows(self, ids: Sequence[int], *, in_round: bool = False) -> None:
         """Count the rows of the last pass as committed and queue them for the MTP cache."""
         self.length += len(ids)
-        queue, arena = self._mtp, self._arena
+        queue = self._mtp
         if not queue.active:
             return
         if queue.paired_with not in (None, ids[0]):
@@ -292,7 +294,7 @@ class NativeBackend:
         if queue.waiting + len(ids) > MAX_ROWS:
             self._extend([*queue.following, ids[0]], in_round=in_round)
         at = queue.waiting
-        arena.mtp_waiting[at : at + len(ids)] = arena.hidden[: len(ids)]
+        self._waiting_rows[at : at + len(ids)] = self._hidden_rows[: len(ids)]
         queue.add(ids)
 
     def _extend(self, next_ids: Sequence[int], *, in_round: bool = False) -> None:
@@ -307,7 +309,7 @@ class NativeBackend:
     def _keep_row(self, row: int) -> None:
         """Move a waiting hidden row to the front of the buffer."""
         if row < MAX_ROWS:
-            self._arena.mtp_waiting[0] = self._arena.mtp_waiting[row]
+            self._waiting_rows[0] = self._waiting_rows[row]
 
     def _run(self, kind: str, rows: int, *, steps: int = 0, in_round: bool = False) -> None:
         """Run a recording; only a pass that is part of a round adds to the operation times."""
