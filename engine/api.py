@@ -74,6 +74,7 @@ class GenerateRequest:
     speculate: bool = True
     thinking: bool | None = None
     truncate: bool = False
+    ignore_stop_tokens: bool = False  # go on to max_tokens, for gates that compare long texts
 
 
 @dataclass(frozen=True, slots=True)

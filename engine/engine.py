@@ -219,7 +219,8 @@ class Engine:
         ids, dropped = self._fitted(ids, request.truncate, request.max_tokens)
         depth = self._knobs.number("MTP_DEPTH") if request.speculate else 0
         stream = AnswerStream(self._checkpoint, request.stop, thinking, on_text)
-        loop = DecodeLoop(self._backend, sampling, self._stop_ids)
+        stop_ids = frozenset() if request.ignore_stop_tokens else self._stop_ids
+        loop = DecodeLoop(self._backend, sampling, stop_ids)
         tally = AnswerTally()
         try:
             self._prefill(ids, loop, depth > 0, on_prompt, cancel)
@@ -270,7 +271,7 @@ class Engine:
         cancel: threading.Event,
     ) -> str:
         """Rounds until something ends the answer; returns the finish reason."""
-        stop_ids = self._stop_ids
+        stop_ids = loop.stop_ids
         if loop.anchor in stop_ids:
             return "stop"
         if stream.add((loop.anchor,)):

@@ -59,14 +59,16 @@ def agree(
     cancel: threading.Event | None = None,
     on_prompt: Callable[[int, int], None] | None = None,
 ) -> AgreementReport:
-    """Compare greedy answers of up to `tokens` tokens with and without speculation."""
+    """Compare greedy texts of `tokens` tokens, stop tokens ignored, with and without speculation."""
     if not prompts:
         raise UsageError("There is no prompt to compare.", next_step="Give a file with one a line.")
     exact = engine.card.backend == "native"
     compared = identical = rounds = served_tokens = 0
     differences = []
     for index, prompt in enumerate(prompts):
-        request = GenerateRequest(messages=(Message("user", prompt),), max_tokens=tokens)
+        request = GenerateRequest(
+            messages=(Message("user", prompt),), max_tokens=tokens, ignore_stop_tokens=True
+        )
         served = engine.generate(request, cancel=cancel)
         plain = engine.generate(_without_drafts(request), cancel=cancel)
         if cancel and cancel.is_set():

@@ -35,7 +35,7 @@ class DecodeLoop:
     def __init__(self, backend: Backend, sampling: Sampling, stop_ids: frozenset[int]) -> None:
         self._backend = backend
         self._sampling = sampling
-        self._stop_ids = stop_ids
+        self.stop_ids = stop_ids
         self.anchor = -1
 
     def begin(self, prefilled: Verified) -> int:
@@ -69,7 +69,7 @@ class DecodeLoop:
             tokens.append(token)
             hit = row < len(drafted) and token == drafted[row]
             accepted += hit
-            if not hit or token in self._stop_ids:
+            if not hit or token in self.stop_ids:
                 break
         after_sample = time.perf_counter()
         backend.commit(len(tokens))
