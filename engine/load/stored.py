@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.fp8_linear.reference import dequantise_blocks, dequantise_rows
+from kernels.nvfp4_linear.reference import dequantise_nvfp4
+
 FP8_BLOCK = 128
 NVFP4_GROUP = 16
-_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-E2M1_VALUES = (*_MAGNITUDES, *(-value for value in _MAGNITUDES))  # by code; code 8 is -0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,11 +64,8 @@ class Nvfp4:
 
     def dequantise(self) -> Tensor:
         """The values, rounded once to bf16 [N, K]."""
-        table = torch.tensor(E2M1_VALUES, dtype=torch.float32)
-        nibbles = torch.stack((self.codes & 15, self.codes >> 4), dim=-1)
-        values = table[nibbles.int()].reshape(self.shape[0], -1, NVFP4_GROUP)
-        scaled = values * self.scales.float()[..., None] * self.scale_2
-        return scaled.reshape(self.shape).to(torch.bfloat16)
+        values = dequantise_nvfp4(self.codes, self.scales, self.scale_2)
+        return values.to(torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,10 +92,7 @@ class Fp8Block:
 
     def dequantise(self) -> Tensor:
         """The values, rounded once to bf16 [N, K]."""
-        rows, columns = self.shape
-        by_row = self.scale.repeat_interleave(FP8_BLOCK, dim=0)[:rows]
-        by_element = by_row.repeat_interleave(FP8_BLOCK, dim=1)[:, :columns]
-        return (self.codes.float() * by_element).to(torch.bfloat16)
+        return dequantise_blocks(self.codes, self.scale).to(torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,7 +119,7 @@ class Fp8Row:
 
     def dequantise(self) -> Tensor:
         """The values, rounded once to bf16 [N, K]."""
-        return (self.codes.float() * self.scale[:, None]).to(torch.bfloat16)
+        return dequantise_rows(self.codes, self.scale).to(torch.bfloat16)
 
 
 StoredLinear = Dense | Nvfp4 | Fp8Block | Fp8Row

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 
 import psutil
 
+from engine.measure.machine import available_cores
 from engine.model.native import NativeBackend
 from kernels.build import NativeBuildError, NativeLibrary
 from kernels.tape import Pool
@@ -22,8 +22,8 @@ _WORTH = 0.97  # more threads must bring the round below this share of the fewer
 
 def physical_cores() -> int:
     """Cores this process may use, without counting two threads of one core twice."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min(allowed or 1, psutil.cpu_count(logical=False) or allowed or 1))
+    allowed = available_cores()
+    return min(allowed, psutil.cpu_count(logical=False) or allowed)
 
 
 def candidates(cores: int) -> list[int]:
