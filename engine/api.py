@@ -11,13 +11,48 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.api_compare import (
+    DEFAULT_PAIRS,
+    FEWEST_PAIRS,
+    METRICS,
+    MOST_PAIRS,
+    VERDICTS,
+    WORKLOADS,
+    CompareBlock,
+    CompareHandle,
+    ComparePair,
+    CompareProgress,
+    CompareReport,
+    CompareRequest,
+    KernelDelta,
+    RunDifference,
+    RunRecord,
+    RunSummary,
+    SideFigures,
+    WorkloadResult,
+)
 from engine.errors import RondoError
 from engine.measure.telemetry import DRAFTERS, ROUND_DTYPE, RoundRing
 
 __all__ = [
+    "DEFAULT_PAIRS",
     "DRAFTERS",
+    "FEWEST_PAIRS",
+    "METRICS",
+    "MOST_PAIRS",
     "ROUND_DTYPE",
     "STATES",
+    "VERDICTS",
+    "WORKLOADS",
+    "CompareBlock",
+    "CompareFailed",
+    "CompareFinished",
+    "CompareHandle",
+    "ComparePair",
+    "CompareProgress",
+    "CompareProgressed",
+    "CompareReport",
+    "CompareRequest",
     "EngineHandle",
     "ErrorReport",
     "Event",
@@ -25,6 +60,7 @@ __all__ = [
     "Finished",
     "GenerateRequest",
     "Generation",
+    "KernelDelta",
     "KernelRow",
     "KernelTable",
     "LoadFailed",
@@ -34,13 +70,27 @@ __all__ = [
     "Message",
     "ModelCard",
     "RoundRing",
+    "RunDifference",
+    "RunRecord",
+    "RunSummary",
+    "SideFigures",
     "Snapshot",
     "Started",
     "StateChanged",
+    "WorkloadResult",
     "open_handle",
 ]  # fmt: skip
 
-STATES = ("empty", "loading", "ready", "prefilling", "writing", "closing", "closed")
+STATES = (
+    "empty",
+    "loading",
+    "ready",
+    "prefilling",
+    "writing",
+    "comparing",
+    "closing",
+    "closed",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +301,30 @@ class Failed(Event):
     text: str  # what had been written until then
 
 
-class EngineHandle(Protocol):
+@dataclass(frozen=True, slots=True)
+class CompareProgressed(Event):
+    compare_id: int
+    progress: CompareProgress
+
+
+@dataclass(frozen=True, slots=True)
+class CompareFinished(Event):
+    """The A/B has an answer; a cancelled one too, from the pairs that were complete."""
+
+    compare_id: int
+    report: CompareReport
+
+
+@dataclass(frozen=True, slots=True)
+class CompareFailed(Event):
+    """The A/B could not go on; `partial` holds the pairs that were complete, if any."""
+
+    compare_id: int
+    error: ErrorReport
+    partial: CompareReport | None
+
+
+class EngineHandle(CompareHandle, Protocol):
     """What the console needs of an engine (`engine.runner.ThreadedEngine`, `engine.fake.FakeEngine`)."""
 
     ring: RoundRing
