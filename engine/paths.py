@@ -43,6 +43,14 @@ def profile_path(profile: str | Path | None) -> Path | None:
     )
 
 
+def product_path(text: str) -> Path:
+    """A path that a switch names: ~ is the home; a relative one is sought here, then among our own files."""
+    text = os.path.expanduser(text)
+    if not os.path.exists(text) and os.path.exists(_ROOT / text):
+        return _ROOT / text
+    return Path(text)
+
+
 def data_dir() -> Path:
     """The user's folder for what Rondo writes (runs, exports); not created here."""
     base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"

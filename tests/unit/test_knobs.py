@@ -10,10 +10,12 @@ import pytest
 from source_tree import ROOT, python_files, repository_files
 
 from engine.errors import UsageError
-from engine.knobs import KNOBS, PREFIX, Knob, KnobSet, read_profile
+from engine.knob_kinds import BACKENDS
+from engine.knobs import KNOBS, PREFIX, Knob, KnobSet, knob_named, read_profile
 
 DEPTH = "QWEN38_MTP_DEPTH"
 GRAPH = "QWEN38_VERIFY_GRAPH"
+GROUPS = ("verify", "delta", "products", "drafters", "router", "runtime")
 
 
 def profile(folder: Path, data: bytes) -> Path:
@@ -26,14 +28,20 @@ def profile(folder: Path, data: bytes) -> Path:
 @pytest.mark.parametrize("knob", KNOBS, ids=lambda knob: knob.name)
 def test_a_declaration_is_sound(knob: Knob) -> None:
     value = knob.parse(knob.default)
-    assert type(value) is {"bool": bool, "int": int, "choice": str}[knob.kind]
+    types = {"bool": bool, "int": int, "float": float, "choice": str, "path": str, "text": str}
+    assert type(value) is types[knob.kind]
     assert knob.bits in ("identical", "near-tie", "other-weights", "proposes-only")
     assert knob.flip in ("live", "recapture", "reload")
     assert knob.effect.endswith(".")
     assert knob.engaged
     assert knob.name == knob.name.upper()
+    assert knob.group in GROUPS
+    assert set(knob.backends) <= set(BACKENDS)
+    assert knob.backends or knob.why
+    for other, text in (*knob.requires, *knob.excludes):
+        knob_named(PREFIX + other).parse(text)
     with pytest.raises(UsageError) as caught:
-        knob.parse("no such value")
+        knob.parse("no\0such value")
     assert PREFIX + knob.name in caught.value.cause
     assert knob.accepted() in caught.value.next_step
 

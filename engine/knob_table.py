@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Every QWEN38_* switch, declared once.
+
+A row whose `backends` is empty is declared but not part of this version, and says so in `why`.
+"""
+
+from __future__ import annotations
+
+import difflib
+
+from engine.errors import UsageError
+from engine.knob_kinds import PREFIX, Knob
+
+_NO_BLOCK_DRAFTER = "the block drafter is not part of this version"
+_NO_LOOKUP = "the lookup drafter is not part of this version"
+_NO_ROUTER = "the per-round router is not part of this version"
+_CPU = ("native", "reference")
+
+KNOBS: tuple[Knob, ...] = (
+    # Verify and commit
+    Knob(
+        "VERIFY_GRAPH", "bool", "1",
+        "Replay a recorded tape of the forward pass in one native call instead of issuing every operation.",
+        "identical", "live", "tape replays a round", "verify",
+        why="the readable operations are not recorded",
+    ),
+    Knob(
+        "COMMIT_IN_VERIFY", "bool", "1",
+        "Apply the accepted rows inside the next verify pass as it loads each state, instead of in a pass of "
+        "their own.",
+        "identical", "live", "commit passes a round", "verify",
+        backends=(), why="the separate commit pass is not part of this version",
+    ),
+    Knob(
+        "VERIFY_ROWS", "int", "32",
+        "The most rows, the anchor included, that one verify pass takes.",
+        "proposes-only", "live", "rows a round", "verify", 1, 32,
+        backends=(), why="the cap on rows is not part of this version",
+    ),
+    # Drafters
+    Knob(
+        "MTP_DEPTH", "int", "3",
+        "How many tokens the checkpoint's own MTP head drafts for one verify pass; 0 drafts none.",
+        "proposes-only", "live", "drafted tokens a round", "drafters", 0, 4,
+        backends=_CPU, needs=("the MTP head",),
+    ),
+    Knob(
+        "MTP_TREE", "int", "0",
+        "How many side branches the MTP head's draft gets beside its chain, as a tree; 0 drafts a chain.",
+        "proposes-only", "live", "tree nodes a round", "drafters", 0, 4,
+        backends=(), why="trees from the MTP head are not part of this version",
+    ),
+    Knob(
+        "DRAFT_GRAPH", "bool", "1",
+        "Replay the drafter's pass from a recorded tape instead of issuing every operation.",
+        "proposes-only", "live", "draft tape replays a round", "drafters",
+        backends=(), why="drafts follow QWEN38_VERIFY_GRAPH in this version",
+    ),
+    Knob(
+        "LOOKUP", "bool", "0",
+        "Draft what followed the same last tokens earlier in the text, in the corpus or in the suffix store.",
+        "proposes-only", "live", "tokens drafted by lookup", "drafters",
+        backends=(), why=_NO_LOOKUP,
+    ),
+    Knob(
+        "CORPUS", "path", "",
+        "A folder of text files that the lookup drafter searches besides the conversation.",
+        "proposes-only", "reload", "tokens drafted from the corpus", "drafters",
+        backends=(), why=_NO_LOOKUP,
+    ),
+    Knob(
+        "SUFFIX_STORE", "text", "",
+        "The file in which lookup keeps what it saw between runs; PATH:ro only reads it; empty keeps nothing.",
+        "proposes-only", "reload", "tokens drafted from the store", "drafters",
+        backends=(), why=_NO_LOOKUP,
+    ),
+    Knob(
+        "DEEP", "int", "32",
+        "How many rows a deep lookup chain may take once a copy runs on; 0 draws none.",
+        "proposes-only", "live", "deep lookup rounds", "drafters", 0, 32,
+        backends=(), why=_NO_LOOKUP,
+    ),
+    Knob(
+        "DEEP_AFTER", "int", "2",
+        "After how many fully accepted lookup rounds in a row the chain goes deep.",
+        "proposes-only", "live", "deep lookup rounds", "drafters", 0, 99,
+        backends=(), why=_NO_LOOKUP,
+    ),
+    Knob(
+        "DFLASH2", "path", "",
+        "The folder of a block drafter's checkpoint; empty loads none.",
+        "proposes-only", "reload", "tokens drafted by the block drafter", "drafters",
+        backends=(), why=_NO_BLOCK_DRAFTER,
+    ),
+    Knob(
+        "DF2_TEMP", "float", "1.0",
+        "Temperature of the block drafter's probabilities when a tree is chosen from them.",
+        "proposes-only", "live", "tokens drafted by the block drafter", "drafters", 0.02, 10,
+        backends=(), why=_NO_BLOCK_DRAFTER, needs=("the block drafter",),
+    ),
+    Knob(
+        "DF2_TREE_MODE", "choice", "nodes",
+        "Grow the block drafter's tree by its best single nodes, or by whole branches.",
+        "proposes-only", "live", "tree nodes a round", "drafters",
+        choices=("nodes", "paths"),
+        backends=(), why=_NO_BLOCK_DRAFTER, needs=("the block drafter",),
+    ),
+    Knob(
+        "DRAFT_NVFP4", "bool", "0",
+        "Keep the block drafter's projections in NVFP4: a quarter of the bytes a draft reads.",
+        "proposes-only", "reload", "bytes of a draft", "drafters",
+        backends=(), why=_NO_BLOCK_DRAFTER, needs=("the block drafter",),
+    ),
+    # Router
+    Knob(
+        "TREE_NODES", "int", "0",
+        "How many nodes besides the anchor a draft tree may have; 0 leaves it to the drafter.",
+        "proposes-only", "live", "tree nodes a round", "router", 0, 31,
+        backends=(), why="draft trees are not part of this version",
+    ),
+    Knob(
+        "LEN_SWITCH", "bool", "0",
+        "Choose drafter and tree size anew for every round by what a row costs and is likely to bring.",
+        "proposes-only", "live", "rounds a drafter", "router",
+        backends=(), why=_NO_ROUTER,
+    ),
+    Knob(
+        "LEN_MODE", "choice", "stair",
+        "How that choice is made: stair prices every size by the measured steps of a verify pass, fixed always "
+        "takes the largest.",
+        "proposes-only", "live", "rounds a drafter", "router",
+        choices=("stair", "fixed"), aliases=(("wide", "stair"),),
+        backends=(), why=_NO_ROUTER,
+    ),
+    Knob(
+        "STAIR_TABLES", "path", "",
+        "A JSON file of verify prices by context length and rows; empty prices by this run's own rounds.",
+        "proposes-only", "reload", "rounds a drafter", "router",
+        backends=(), why=_NO_ROUTER,
+    ),
+    Knob(
+        "STAIR_RHO", "path", "",
+        "A JSON file that says how likely a lookup of some length goes on; empty starts from a flat prior.",
+        "proposes-only", "reload", "rounds a drafter", "router",
+        backends=(), why=_NO_ROUTER,
+    ),
+    Knob(
+        "STAIR_SKIP", "bool", "0",
+        "Skip the head's draft while a lookup copy runs.",
+        "proposes-only", "live", "rounds without a head draft", "router",
+        backends=(), why=_NO_ROUTER,
+    ),
+    # Runtime
+    Knob(
+        "CPU_ISA", "choice", "",
+        "Force the instruction set of the native kernels (reference: the readable PyTorch operations instead); "
+        "empty picks the best this processor has.",
+        "near-tie", "reload", "instruction set of the loaded library", "runtime",
+        choices=("", "avx512bf16", "avx512", "avx2", "portable", "reference"),
+        backends=_CPU,
+    ),
+)  # fmt: skip
+
+_BY_NAME = {knob.name: knob for knob in KNOBS}
+
+
+def knob_named(key: str) -> Knob:
+    """The switch of a full name; UsageError when there is none."""
+    name = key.removeprefix(PREFIX)
+    if not key.startswith(PREFIX) or name not in _BY_NAME:
+        raise UsageError(
+            f"{key} is not a switch of this engine.",
+            kept="Nothing was changed.",
+            next_step=_guess(name) + "`rondo knobs` lists every switch.",
+        )
+    return _BY_NAME[name]
+
+
+def _guess(name: str) -> str:
+    near = difflib.get_close_matches(name[:64].upper(), _BY_NAME, n=3, cutoff=0.6)
+    if not near:
+        return ""
+    return f"Did you mean {' or '.join(PREFIX + each for each in near)}? "
