@@ -26,15 +26,23 @@ class RoundOutcome:
 
 
 class Drafter(Protocol):
-    """One source of proposals, or a router over several."""
+    """One source of proposals, or a router over several.
+
+    read_bytes: what the latest proposal had to read of weights and caches, for the bytes of the round; 0 where
+    no forward pass ran.
+    """
 
     name: str
+    read_bytes: int
 
     def begin(self, prompt: Sequence[int]) -> None:
         """A new sequence starts with these committed tokens."""
 
     def propose(self, anchor: int, limit: int) -> DraftTree | None:
-        """A tree of at most `limit` nodes besides the anchor, or None where drafting is not worth it."""
+        """A tree of at most `limit` nodes besides the anchor, or None where drafting is not worth it.
+
+        `limit` is 1 or more; what lies beyond it is cut off.
+        """
 
     def settle(self, outcome: RoundOutcome) -> None:
         """Learn what the round committed; called after every round, also a plain one."""
