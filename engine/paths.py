@@ -55,3 +55,13 @@ def data_dir() -> Path:
     """The user's folder for what Rondo writes (runs, exports); not created here."""
     base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
     return Path(base).expanduser() / "rondo"
+
+
+def price_tables_dir() -> Path:
+    """Folder of the verify prices measured on this machine, one file a model; not created here."""
+    return data_dir() / "prices"
+
+
+def shipped_prices() -> Path:
+    """The verify prices that ship with the product."""
+    return _ROOT / "ops" / "stair-tables.json"

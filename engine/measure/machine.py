@@ -54,7 +54,7 @@ def machine_record() -> dict[str, Any]:
     memory = psutil.virtual_memory()
     load = os.getloadavg() if hasattr(os, "getloadavg") else (None, None)
     return {
-        "cpu_model": _cpu_field("model name") or platform.processor() or platform.machine(),
+        "cpu_model": cpu_model(),
         "isa_flags": _isa_flags(),
         "cores": psutil.cpu_count(logical=False),
         "threads": os.cpu_count(),
@@ -91,6 +91,11 @@ def code_record(root: Path) -> dict[str, Any]:
         "code_sha256_12": _code_hash(root),
         "app_version": _version("rondo"),
     }
+
+
+def cpu_model() -> str:
+    """The processor's name."""
+    return _cpu_field("model name") or platform.processor() or platform.machine()
 
 
 def available_cores() -> int:

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Where measured verify prices are kept: one file for each machine, model, thread count and build of kernels.
+
+A table is never used for another of these: prices of one machine say little about the next, and a newer build
+of the kernels has other steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from engine.measure.machine import cpu_model
+from engine.model.backend import Backend
+from engine.model.native import NativeBackend
+from engine.paths import price_tables_dir, product_path, shipped_prices
+from engine.spec.prices import PriceTable, read_prices
+
+
+@dataclass(frozen=True, slots=True)
+class PriceKey:
+    """What prices depend on. `kernels` names the build of the native code, `model` geometry and formats."""
+
+    machine: str
+    isa: str
+    threads: int
+    backend: str
+    kernels: str
+    model: str
+
+    @staticmethod
+    def of(backend: Backend, *, threads: int) -> PriceKey:
+        """The key of a backend whose sequence is empty.
+
+        A model counts by its geometry and by the bytes of a round, which tell its formats apart, not by the
+        values of its weights.
+        """
+        if backend.length:
+            raise ValueError("the bytes of a round are comparable on an empty sequence only")
+        native = isinstance(backend, NativeBackend)
+        geometry = asdict(backend.config)
+        del geometry["mtp_layers"], geometry["context_tokens"]  # no part of a verify pass
+        shape = f"{sorted(geometry.items())} {backend.round_bytes(1, 0)}"
+        return PriceKey(
+            machine=cpu_model(),
+            isa=backend.pool.library.isa if native else "torch",
+            threads=backend.pool.threads if native else threads,
+            backend=backend.name,
+            kernels=backend.pool.library.path.stem.rpartition("-")[2] if native else "",
+            model=hashlib.sha256(shape.encode()).hexdigest()[:12],
+        )
+
+    def path(self) -> Path:
+        """The file of these prices in the user's data folder."""
+        text = repr(sorted(asdict(self).items()))
+        name = hashlib.sha256(text.encode()).hexdigest()[:16]
+        return price_tables_dir() / f"{self.model}-{name}.json"
+
+
+def given_prices(text: str) -> PriceTable:
+    """The table of the file that QWEN38_STAIR_TABLES names; UsageError when it is none."""
+    path = product_path(text)
+    return read_prices(path, source=f"file given by QWEN38_STAIR_TABLES: {path}")
+
+
+def kept_prices(key: PriceKey) -> PriceTable | None:
+    """The table measured before for exactly this key, or None.
+
+    Raises:
+        UsageError: there is a file and it is no table.
+    """
+    path = key.path()
+    if not path.is_file():
+        return None
+    table = read_prices(path, source="")
+    date = str(table.provenance.get("date", ""))[:10]
+    return PriceTable(
+        table.classes, f"measured on this machine {date}".strip(), table.provenance, table.notes
+    )
+
+
+def default_prices() -> PriceTable:
+    """The shipped table: of the demo model on the machine it names, elsewhere good for its proportions only."""
+    path = shipped_prices()
+    table = read_prices(path, source="")
+    machine = table.provenance.get("machine", "another machine")
+    source = f"shipped default: proportions of the demo model on {machine}"
+    return PriceTable(table.classes, source, table.provenance, table.notes)
