@@ -31,6 +31,7 @@ from engine.api_compare import (
     SideFigures,
     WorkloadResult,
 )
+from engine.api_knobs import KnobHandle, KnobRow
 from engine.errors import RondoError
 from engine.measure.telemetry import DRAFTERS, ROUND_DTYPE, RoundRing
 
@@ -63,6 +64,9 @@ __all__ = [
     "KernelDelta",
     "KernelRow",
     "KernelTable",
+    "KnobRow",
+    "KnobsChanged",
+    "KnobsRefused",
     "LoadFailed",
     "LoadProgress",
     "LoadProgressed",
@@ -324,7 +328,22 @@ class CompareFailed(Event):
     partial: CompareReport | None
 
 
-class EngineHandle(CompareHandle, Protocol):
+@dataclass(frozen=True, slots=True)
+class KnobsChanged(Event):
+    """These (name, value) pairs are in effect from the next round on, and stay for later loads."""
+
+    changes: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KnobsRefused(Event):
+    """None of these changes was made."""
+
+    changes: tuple[tuple[str, str], ...]
+    report: ErrorReport
+
+
+class EngineHandle(CompareHandle, KnobHandle, Protocol):
     """What the console needs of an engine (`engine.runner.ThreadedEngine`, `engine.fake.FakeEngine`)."""
 
     ring: RoundRing

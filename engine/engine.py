@@ -7,18 +7,29 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from engine.answer import AnswerStream, AnswerTally
-from engine.api import GenerateRequest, Generation, KernelRow, KernelTable, LoadProgress, ModelCard
+from engine.api import (
+    GenerateRequest,
+    Generation,
+    KernelRow,
+    KernelTable,
+    KnobRow,
+    LoadProgress,
+    ModelCard,
+)
 from engine.errors import Cancelled, PromptError, UsageError
-from engine.knobs import KnobSet, knob_named
+from engine.knob_rows import idle_notices, knob_rows, served_values
+from engine.knobs import KnobSet
 from engine.load.checkpoint import Checkpoint, read_checkpoint
 from engine.model.backend import Backend
 from engine.model.choose import open_backend
+from engine.model.engaged import Engaged
 from engine.model.threads import MOST_THREADS
 from engine.paths import profile_path
 from engine.spec.decode import DecodeLoop, Round
@@ -43,6 +54,7 @@ class Engine:
         # from another thread.
         self._round_sum = (0, 0.0)
         self._round_sum_lock = threading.Lock()
+        self._engaged = Engaged()
         self.card = card
 
     @staticmethod
@@ -98,7 +110,10 @@ class Engine:
             cancel=cancel,
         )
         card = opened.card(checkpoint, knobs=knobs, load_s=time.perf_counter() - begun)
-        return Engine(checkpoint, opened.backend, knobs, card)
+        engine = Engine(checkpoint, opened.backend, knobs, card)
+        idle = idle_notices(knobs, backend=card.backend, offers=engine.offers)
+        engine.card = replace(card, notices=(*card.notices, *idle))
+        return engine
 
     def __enter__(self) -> Engine:
         return self
@@ -110,22 +125,39 @@ class Engine:
         """Free the model; the engine cannot be used afterwards."""
         self._backend.close()
 
+    @property
+    def knobs(self) -> KnobSet:
+        """The switches in effect."""
+        return self._knobs
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """What the loaded model has that some switches need."""
+        return frozenset({"the MTP head"} if self._checkpoint.weights.mtp is not None else ())
+
+    def engaged(self) -> dict[str, int]:
+        """How often each path was taken since the load, by the name that a switch's `engaged` says."""
+        return {**self._backend.engaged(), **self._engaged.counts()}
+
+    def knob_rows(self) -> tuple[KnobRow, ...]:
+        """Every switch as it stands here."""
+        return knob_rows(
+            self._knobs,
+            backend=self.card.backend,
+            offers=self.offers,
+            engaged=self.engaged(),
+            served=served_values(),
+        )
+
     def set_knobs(self, changes: Mapping[str, str]) -> None:
         """Flip switches of the loaded model, between rounds.
 
-        Raises UsageError for an unknown name, a value that does not parse, or a switch that only a reload
-        changes; nothing is flipped then.
+        Raises UsageError for an unknown name, a value that does not parse, a switch that only a reload changes,
+        or one that changes nothing here; nothing is flipped then. A value that stands already is no change.
         """
-        knobs = self._knobs.changed(changes)
-        for name in changes:
-            if knob_named(name).flip == "reload":
-                raise UsageError(
-                    f"{name} takes effect when a model is loaded.",
-                    kept="Nothing was changed.",
-                    next_step="Load the model again with the new value.",
-                )
-        self._knobs = knobs
+        knobs = self._knobs.flipped(changes, backend=self.card.backend, offers=self.offers)
         self._backend.apply_knobs(knobs)
+        self._knobs = knobs
 
     def logits(self, token_ids: Sequence[int], *, chunk: int = PREFILL_CHUNK) -> Tensor:
         """Teacher-forced logits of every position: float32 [T, vocabulary]."""
@@ -217,15 +249,14 @@ class Engine:
         sampling = Sampling(request.temperature, request.top_p, request.top_k, request.min_p, seed)
         ids, thinking = self.prompt_ids(request)
         ids, dropped = self._fitted(ids, request.truncate, request.max_tokens)
-        depth = self._knobs.number("MTP_DEPTH") if request.speculate else 0
         stream = AnswerStream(self._checkpoint, request.stop, thinking, on_text)
         stop_ids = frozenset() if request.ignore_stop_tokens else self._stop_ids
         loop = DecodeLoop(self._backend, sampling, stop_ids)
         tally = AnswerTally()
         try:
-            self._prefill(ids, loop, depth > 0, on_prompt, cancel)
+            self._prefill(ids, loop, self._depth(request) > 0, on_prompt, cancel)
             first_token_s = time.perf_counter()
-            finish = self._decode(request, loop, depth, stream, tally, on_round, cancel)
+            finish = self._decode(request, loop, stream, tally, on_round, cancel)
         except Cancelled:
             first_token_s = time.perf_counter()
             finish = "cancelled"
@@ -240,6 +271,10 @@ class Engine:
             decode_s=finished - first_token_s,
             roof_gbps=self.card.roof_gbps,
         )
+
+    def _depth(self, request: GenerateRequest) -> int:
+        """Tokens to draft in the coming round; switches may flip between rounds."""
+        return self._knobs.number("MTP_DEPTH") if request.speculate else 0
 
     def _prefill(
         self,
@@ -264,7 +299,6 @@ class Engine:
         self,
         request: GenerateRequest,
         loop: DecodeLoop,
-        depth: int,
         stream: AnswerStream,
         tally: AnswerTally,
         on_round: Callable[[Round, float, int], None] | None,
@@ -282,11 +316,12 @@ class Engine:
             if loop.room() < 1:
                 return "context"
             started = time.perf_counter()
-            done = loop.round(depth, request.max_tokens - len(stream.ids))
+            done = loop.round(self._depth(request), request.max_tokens - len(stream.ids))
             stopped = done.tokens[-1] in stop_ids
             stopped = stream.add(done.tokens[:-1] if stopped else done.tokens) or stopped
             round_ms = (time.perf_counter() - started) * 1e3
             tally.count(done, round_ms)
+            self._engaged.count("drafted tokens", done.drafted)
             with self._round_sum_lock:
                 rounds, rounds_ms = self._round_sum
                 self._round_sum = (rounds + 1, rounds_ms + round_ms)

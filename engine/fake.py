@@ -35,6 +35,7 @@ from engine.api import (
     StateChanged,
 )
 from engine.errors import NumericsError, PromptError, RondoError
+from engine.fake_knobs import FakeKnobs
 from engine.fake_script import CONTEXT_LIMIT, ROOF_GBPS, SCRIPTS, Script
 from engine.fake_stream import TextStream, pieces_of
 
@@ -43,10 +44,11 @@ class _Cancel(Exception):
     """The operator's cancel reached the scripted thread."""
 
 
-class FakeEngine:
+class FakeEngine(FakeKnobs):
     """An `EngineHandle` that plays a script."""
 
     def __init__(self, script: Script | str = "steady") -> None:
+        super().__init__()
         self.script = SCRIPTS[script] if isinstance(script, str) else script
         self.ring = RoundRing()
         self.requests: list[GenerateRequest] = []  # what was asked, for tests
@@ -70,7 +72,7 @@ class FakeEngine:
     def load(
         self, path: str, *, threads: int | None = None, knobs: Mapping[str, str] | None = None
     ) -> None:
-        self._put("load", path)
+        self._put("load", (path, knobs))
 
     def generate(self, request: GenerateRequest) -> int:
         self.requests.append(request)
@@ -140,11 +142,13 @@ class FakeEngine:
                 self._state("closed")
                 return
             if kind == "load":
-                self._load(payload)
+                self._load(*payload)
+            elif kind == "knobs":
+                self._apply_knobs()
             else:
                 self._generate(*payload)
 
-    def _load(self, path: str) -> None:
+    def _load(self, path: str, knobs: Mapping[str, str] | None) -> None:
         script, before = self.script, self._now.model
         self._state("loading")
         steps = max(4, int(script.load_s / 0.03))
@@ -158,6 +162,7 @@ class FakeEngine:
                 failing = script.load_error and self._loads >= script.fail_loads_after
                 if failing and step >= steps // 2:
                     raise script.load_error
+            self._load_knobs(knobs)
             self._loads += 1
             card = self._card(path)
             self._update(model=card, context_limit=CONTEXT_LIMIT, context_tokens=0)
@@ -319,6 +324,7 @@ class FakeEngine:
             self._parts_ms[name] += spent
         self._table_rounds += 1
         self._table_ms += round_ms
+        self._apply_knobs()
         return round_ms
 
     def _sleep(self, seconds: float, *, beat: bool = True) -> None:

@@ -21,7 +21,8 @@ class Knob:
 
     kind: bool, int, float, choice, path or text. bits: what a flip does to the text (identical, near-tie,
     other-weights, proposes-only). flip: when it takes effect (live, recapture, reload). engaged: the counter
-    that proves it did. backends: where it acts; `why` says why not elsewhere. needs: what the loaded model or drafter must offer.
+    that proves it did. backends: where it acts; `why` says why not elsewhere. needs: what the loaded model or
+    drafter must offer.
     requires, excludes: (switch, value) pairs that must, or must not, hold while this switch is on.
     aliases: (spelling, accepted choice) pairs.
     """

@@ -21,7 +21,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         "VERIFY_GRAPH", "bool", "1",
         "Replay a recorded tape of the forward pass in one native call instead of issuing every operation.",
-        "identical", "live", "tape replays a round", "verify",
+        "identical", "live", "tape replays", "verify",
         why="the readable operations are not recorded",
     ),
     Knob(
@@ -41,7 +41,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         "MTP_DEPTH", "int", "3",
         "How many tokens the checkpoint's own MTP head drafts for one verify pass; 0 drafts none.",
-        "proposes-only", "live", "drafted tokens a round", "drafters", 0, 4,
+        "proposes-only", "live", "drafted tokens", "drafters", 0, 4,
         backends=_CPU, needs=("the MTP head",),
     ),
     Knob(

@@ -8,7 +8,7 @@ not parse is an error. No other module reads a QWEN38_* variable.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from engine.errors import UsageError
@@ -63,6 +63,32 @@ class KnobSet:
         values = dict(self._raw)
         _lay(values, changes, "caller")
         return KnobSet(values)
+
+    def flipped(
+        self, changes: Mapping[str, str], *, backend: str, offers: Iterable[str]
+    ) -> KnobSet:
+        """A set with changes that a loaded model can take between two rounds.
+
+        Raises UsageError for an unknown name, a value that does not parse, a switch that only a reload changes,
+        or one that changes nothing here. A value that stands already is no change.
+        """
+        knobs = self.changed(changes)
+        for name in changes:
+            knob = knob_named(name)
+            if knobs._parsed[knob.name] == self._parsed[knob.name]:
+                continue
+            status = status_of(knob, backend, offers)
+            if not status.available:
+                raise UsageError(
+                    f"{name} changes nothing here: {status.reason}.", kept="Nothing was changed."
+                )
+            if knob.flip == "reload":
+                raise UsageError(
+                    f"{name} takes effect when a model is loaded.",
+                    kept="Nothing was changed.",
+                    next_step="Load the model again with the new value.",
+                )
+        return knobs
 
     def raw(self, name: str) -> tuple[str, str]:
         """(text, source) of a switch named without its prefix."""

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -21,6 +22,9 @@ from engine.api import (
     Finished,
     GenerateRequest,
     KernelTable,
+    KnobRow,
+    KnobsChanged,
+    KnobsRefused,
     Loaded,
     LoadFailed,
     LoadProgress,
@@ -31,8 +35,10 @@ from engine.api import (
     Started,
     StateChanged,
 )
-from engine.errors import BusyError
-from engine.paths import demo_model
+from engine.errors import BusyError, UsageError
+from engine.knob_rows import knob_rows, profile_of, served_values
+from engine.knobs import KnobSet, write_profile
+from engine.paths import demo_model, profile_path
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -53,6 +59,7 @@ class ThreadedEngine:
         self._knobs = dict(knobs or {})
         self._threads = threads
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
+        self._knob_changes: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._cancels: set[threading.Event] = set()  # of the commands that wait or run
         self._cancels_lock = threading.Lock()
@@ -87,6 +94,24 @@ class ThreadedEngine:
         self._texts.pop(request_id - _TEXTS_KEPT, None)
         self._submit(lambda cancel: self._generate(request_id, request, cancel))
         return request_id
+
+    def knobs(self) -> tuple[KnobRow, ...]:
+        engine = self._engine
+        if engine:
+            return engine.knob_rows()
+        return knob_rows(
+            self._knob_set(), backend="native", offers=None, engaged={}, served=served_values()
+        )
+
+    def set_knobs(self, changes: Mapping[str, str]) -> None:
+        # A round that runs takes them behind itself; the command finds them otherwise.
+        self._knob_changes.put(dict(changes))
+        self._submit(lambda cancel: self._apply_knobs())
+
+    def save_profile(self, path: str) -> None:
+        engine = self._engine
+        values = profile_of(engine.knobs if engine else self._knob_set())
+        write_profile(Path(path), values, note="Switches that differ from their defaults.")
 
     def cancel(self) -> None:
         with self._cancels_lock:
@@ -179,6 +204,33 @@ class ThreadedEngine:
     def _settle(self) -> None:
         self._set_state("ready" if self._engine else "empty")
 
+    def _knob_set(self) -> KnobSet:
+        """The switches as a load would find them; a profile or environment with errors counts as empty here."""
+        try:
+            return KnobSet.resolve(profile=profile_path("serve"), changes=self._knobs)
+        except UsageError:  # the load tells it
+            return KnobSet({})
+
+    def _apply_knobs(self) -> None:
+        """Make the queued changes, between two rounds."""
+        while True:
+            try:
+                changes = self._knob_changes.get_nowait()
+            except queue.Empty:
+                return
+            pairs = tuple(changes.items())
+            try:
+                if self._engine:
+                    self._engine.set_knobs(changes)
+                else:
+                    self._knob_set().changed(changes)
+            except Exception as error:
+                report = ErrorReport.of(error, traceback.format_exc())
+                self._events.put(KnobsRefused(pairs, report))
+            else:
+                self._knobs.update(changes)
+                self._events.put(KnobsChanged(pairs))
+
     def _load(
         self,
         path: str,
@@ -215,6 +267,7 @@ class ThreadedEngine:
             self._events.put(LoadFailed(path, report))
         else:
             previous, self._engine = self._engine, opened
+            self._knobs.update(knobs or {})
             self._card = opened.card
             self._context_tokens = 0
             if previous:
@@ -250,6 +303,7 @@ class ThreadedEngine:
             self._prompt_tokens = total
             self._events.put(Started(request_id, total))
         self._prompt_done = self._context_tokens = done
+        self._apply_knobs()
         self._beat_s = time.monotonic()
         if done == total:
             self._set_state("writing")
@@ -282,6 +336,7 @@ class ThreadedEngine:
             round_ms=round_ms,
             bytes_read=done.bytes_read,
         )
+        self._apply_knobs()
 
 
 @dataclass(frozen=True, slots=True)

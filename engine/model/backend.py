@@ -50,7 +50,10 @@ class Backend(Protocol):
     length: int
 
     def apply_knobs(self, knobs: KnobSet) -> None:
-        """Take over the values of the switches that flip between rounds."""
+        """Take over the values of the switches that flip between rounds; UsageError leaves the old ones."""
+
+    def engaged(self) -> dict[str, int]:
+        """How often each path was taken since the load, by name (`Knob.engaged`)."""
 
     def reset(self, *, speculate: bool) -> None:
         """Start an empty sequence; `speculate` also keeps the MTP head's cache in step."""

@@ -16,6 +16,7 @@ from engine.model.arena import MAX_DRAFT, VERIFY_ROWS, Arena
 from engine.model.backend import OperationTime, Verified
 from engine.model.byte_model import ByteModel
 from engine.model.config import ModelConfig
+from engine.model.engaged import Engaged
 from engine.model.mtp_queue import MtpQueue
 from engine.model.native_forward import NativeForward
 from engine.model.native_weights import NativeWeights
@@ -67,6 +68,7 @@ class NativeBackend:
         self.length = 0
         self.pool = pool
         self._bytes = ByteModel.of(config, weights)
+        self._engaged = Engaged()
         self.apply_knobs(knobs)
         packed = NativeWeights.pack(
             config, weights, positions=capacity + VERIFY_ROWS, on_layer=on_layer
@@ -220,6 +222,9 @@ class NativeBackend:
         self._signature = knobs.signature()
         self._replay = knobs.flag("VERIFY_GRAPH")
 
+    def engaged(self) -> dict[str, int]:
+        return self._engaged.counts()
+
     def record_rounds(self, depth: int) -> None:
         """Record the passes that rounds of up to `depth` drafted tokens take, so the first ones are fast."""
         if not self._replay:
@@ -317,8 +322,10 @@ class NativeBackend:
         if self._replay:
             tape = self._graphs.get(key, self._record)
             tape.run()
+            self._engaged.count("tape replays")
         else:
             tape = self._record(key)
+            self._engaged.count("eager passes")
         if not in_round:
             return
         times = self._times.get(key)

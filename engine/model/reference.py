@@ -87,6 +87,9 @@ class ReferenceBackend:
     def apply_knobs(self, knobs: KnobSet) -> None:
         """No switch changes how these operations run."""
 
+    def engaged(self) -> dict[str, int]:
+        return {}
+
     def reset(self, *, speculate: bool) -> None:
         self.length = 0
         self._recurrent = {

@@ -185,3 +185,20 @@ def test_no_other_module_reads_a_switch_from_the_environment() -> None:
 )
 def test_a_read_of_a_switch_is_seen(source: str) -> None:
     assert environment_reads(source)
+
+
+def test_a_flip_of_a_loaded_model_is_checked_as_a_whole() -> None:
+    knobs = KnobSet({})
+    flipped = knobs.flipped({DEPTH: "1"}, backend="native", offers={"the MTP head"})
+    assert flipped.number("MTP_DEPTH") == 1
+    # A value that stands already is no change, also of a switch that only a reload changes.
+    same = knobs.flipped({"QWEN38_CPU_ISA": "", GRAPH: "0"}, backend="native", offers=())
+    assert not same.flag("VERIFY_GRAPH")
+    for changes, backend, said in (
+        ({"QWEN38_CPU_ISA": "avx2"}, "native", "when a model is loaded"),
+        ({DEPTH: "1"}, "native", "the MTP head is not loaded"),
+        ({GRAPH: "0"}, "reference", "changes nothing here"),
+        ({GRAPH: "0", "QWEN38_X": "1"}, "native", "QWEN38_X"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            knobs.flipped(changes, backend=backend, offers=())
