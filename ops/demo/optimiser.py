@@ -11,13 +11,13 @@ from torch import Tensor
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
-def orthogonalised(update: Tensor) -> Tensor:
-    """Nearest semi-orthogonal matrices of a stack [S, M, N] by five Newton-Schulz steps in bf16.
+def orthogonalised(update: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Nearest semi-orthogonal matrices of a stack [S, M, N] by five Newton-Schulz steps in dtype.
 
     Source: the Muon optimiser (Jordan et al., 2024).
     """
     a, b, c = NEWTON_SCHULZ
-    x = update.bfloat16()
+    x = update.to(dtype)
     tall = x.shape[-2] > x.shape[-1]
     if tall:
         x = x.mT
@@ -29,10 +29,19 @@ def orthogonalised(update: Tensor) -> Tensor:
 
 
 class Optimiser:
-    """Holds the moments of all tensors; the learning rates come with every step."""
+    """Holds the moments of all tensors; the learning rates come with every step.
 
-    def __init__(self, tensors: dict[str, Tensor], *, weight_decay: float = 0.1) -> None:
-        self.weight_decay = weight_decay
+    `dtype` is that of Muon's matrix products: bf16 pays only where the processor has it.
+    """
+
+    def __init__(
+        self,
+        tensors: dict[str, Tensor],
+        *,
+        weight_decay: float = 0.1,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        self.weight_decay, self.dtype = weight_decay, dtype
         inner = {
             name
             for name, value in tensors.items()
@@ -65,7 +74,7 @@ class Optimiser:
             momentum = [self.first[name] for name in names]
             torch._foreach_lerp_(momentum, gradient, 0.05)
             ahead = torch.stack(torch._foreach_lerp(gradient, momentum, 0.95))
-            update = orthogonalised(ahead) * max(1.0, shape[0] / shape[1]) ** 0.5
+            update = orthogonalised(ahead, self.dtype) * max(1.0, shape[0] / shape[1]) ** 0.5
             values = [self.tensors[name] for name in names]
             torch._foreach_mul_(values, 1 - muon_rate * self.weight_decay)
             torch._foreach_add_(values, list(update.unbind()), alpha=-muon_rate)

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Trains a block drafter for the demo model on what that model writes: seeded and resumable.
+
+    python -m ops.train_drafter --work DIR [--model assets/demo-model] [--minutes 60] [--seed 1]
+    python -m ops.train_drafter --work DIR --export --out DIR     # write the folder, train nothing
+
+The text is that of the demo corpus and its tasks; only tokens that the model chooses itself count. A killed run
+continues from its last checkpoint in DIR; the schedule follows the minutes trained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.model.block_config import BlockConfig
+from ops.demo.corpus import Entry, read_corpus
+from ops.demo.optimiser import Optimiser
+from ops.demo.samples import Samples, collate
+from ops.demo.vocabulary import Chat
+from ops.drafter.acceptance import Answer, tally_rounds
+from ops.drafter.data import Seen, draw_blocks, look, without_prompts
+from ops.drafter.losses import block_losses
+from ops.drafter.network import BlockNetwork
+from ops.drafter.target import Target
+from ops.drafter.tensors import initial_tensors
+from ops.train_demo import rates
+
+ROOT = Path(__file__).resolve().parents[1]
+CHECKPOINT = "drafter.pt"
+MASK_TOKEN = "<tool_response>"  # an id the demo model never writes
+WIDTHS = (8, 16)
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a run stands: optimiser steps, the next pool of chats, seconds trained."""
+
+    step: int = 0
+    pool: int = 0
+    seconds: float = 0.0
+
+
+def drafter_config(target: Target, *, layers: int, intermediate: int) -> BlockConfig:
+    """The shape of a small drafter for the target."""
+    c = target.config
+    taps = tuple(sorted({c.layers * (i + 1) // 4 - 1 for i in range(4)} - {-1}))
+    return BlockConfig(
+        hidden_size=c.hidden_size,
+        intermediate_size=intermediate,
+        layers=layers,
+        attention_heads=4,
+        kv_heads=2,
+        head_dim=64,
+        vocab_size=c.vocab_size,
+        rms_eps=1e-6,
+        rope_theta=1e4,
+        window=2048,
+        block_size=16,
+        conv_group=16,
+        selector_rank=32,
+        top_k=16,
+        mask_id=target.tokenizer.token_to_id(MASK_TOKEN),
+        taps=taps,
+        tap_offset=1,
+        target_layers=c.layers,
+        context_tokens=c.context_tokens,
+    )
+
+
+def pools(
+    target: Target, samples: Samples, config: BlockConfig, first: int, *, size: int, passes: int
+) -> Iterator[tuple[int, list[Seen]]]:
+    """(pool number, its batches in the order to train on), each batch `passes` times, for ever."""
+    number = first
+    while True:
+        seen = [look(target, batch, config.streams) for batch in samples.pool(number, size)]
+        order = seen * passes
+        random.Random(number).shuffle(order)
+        number += 1
+        yield number, order
+
+
+def held_out_answers(
+    entries: list[Entry], samples: Samples, target: Target, count: int, seed: int
+) -> list[Answer]:
+    """Chats that ask in words never trained on, and fresh tasks, each as far as the target writes it."""
+    rng = random.Random(seed)
+    chosen = rng.sample(entries, min(count, len(entries)))
+    rows = [("corpus", samples.render([(e.held_out, e.answer, "")])) for e in chosen]
+    tasks = (samples.tasks.draw(rng) for _ in range(count // 2))
+    rows += [("task", samples.render([(request, answer, "")])) for request, answer in tasks]
+    answers = []
+    for kind, row in rows:
+        seen = look(target, collate([row]), (0,))
+        places = seen.answer[0].nonzero().flatten().tolist()
+        end = next((p for p in places if not seen.written[0, p]), places[-1] + 1)
+        if end - places[0] >= 8:
+            answers.append(Answer(tuple(row[0][:end]), places[0], kind))
+    return answers
+
+
+def save(
+    work: Path,
+    config: BlockConfig,
+    tensors: dict[str, Tensor],
+    average: dict[str, Tensor],
+    optimiser: Optimiser,
+    progress: Progress,
+) -> None:
+    """Writes the checkpoint beside the old one and then takes its place."""
+    fresh = work / (CHECKPOINT + ".new")
+    state = {
+        "tensors": {n: v.detach() for n, v in tensors.items()},
+        "average": average,
+        "optimiser": optimiser.state(),
+        "progress": (progress.step, progress.pool, progress.seconds),
+        "shape": (config.layers, config.intermediate_size),
+    }
+    torch.save(state, fresh)
+    fresh.replace(work / CHECKPOINT)
+
+
+def train(options: argparse.Namespace) -> None:
+    """Runs until the budget is used up."""
+    work: Path = options.work
+    work.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(options.seed)
+    generator = torch.Generator().manual_seed(options.seed)
+    target = Target.read(options.model)
+    config = drafter_config(target, layers=options.layers, intermediate=options.intermediate)
+    entries = training_entries(options)
+    chat = Chat(target.tokenizer)
+    samples = Samples(
+        entries, chat, seed=options.seed, tokens_per_batch=options.batch_tokens, cut=0.0
+    )
+    probes = held_out_answers(entries, samples, target, options.probes, options.seed)
+    tensors = {
+        n: v.requires_grad_()
+        for n, v in initial_tensors(config, options.seed, target.final_norm).items()
+    }
+    average = {n: v.detach().clone() for n, v in tensors.items()}
+    optimiser, progress = Optimiser(tensors, dtype=torch.float32), Progress()
+    if (work / CHECKPOINT).exists():
+        state = torch.load(work / CHECKPOINT, weights_only=True)
+        with torch.no_grad():
+            for name, value in tensors.items():
+                value.copy_(state["tensors"][name])
+        average = state["average"]
+        optimiser.load(state["optimiser"])
+        progress = Progress(*state["progress"])
+        generator.manual_seed(options.seed + progress.step)
+        print(f"continuing at step {progress.step}", flush=True)
+    network = BlockNetwork(config)
+    budget = options.minutes * 60.0
+    last_save = last_probe = last_print = progress.seconds
+    sums, printed = [0.0] * 3, 0
+    began = time.perf_counter()
+    for number, order in pools(
+        target, samples, config, progress.pool, size=options.pool, passes=options.passes
+    ):
+        for seen in order:
+            share = min(1.0, progress.seconds / budget)
+            width = WIDTHS[int(torch.rand((), generator=generator) < 0.6)]
+            count = max(1, options.rows // (len(seen.ids) * width))
+            blocks = draw_blocks(seen, count, width, generator)
+            if not blocks.valid.any(-1).any(-1).all():
+                continue
+            losses = block_losses(network, tensors, target, seen, blocks, width)
+            losses.total.backward()
+            optimiser.step(*rates(share, options.adam_rate, options.muon_rate))
+            with torch.no_grad():
+                horizon = min(0.995, 1 - 1 / (progress.step + 1))
+                torch._foreach_lerp_(
+                    list(average.values()), [v.detach() for v in tensors.values()], 1 - horizon
+                )
+            progress.step += 1
+            now = time.perf_counter()
+            progress.seconds += now - began
+            began = now
+            printed += 1
+            for i, value in enumerate((losses.slot, losses.selector, losses.first_pct)):
+                sums[i] += value
+            if progress.seconds - last_print >= options.print_every:
+                slot, selector, first = (value / printed for value in sums)
+                print(
+                    f"step {progress.step} slot {slot:.3f} selector {selector:.3f} "
+                    f"first {first:.1f} % elapsed {progress.seconds / 60:.1f} min",
+                    flush=True,
+                )
+                last_print, sums, printed = progress.seconds, [0.0] * 3, 0
+        progress.pool = number
+        done = progress.seconds >= budget
+        if progress.seconds - last_save >= options.save_every or done:
+            save(work, config, tensors, average, optimiser, progress)
+            last_save = progress.seconds
+        if progress.seconds - last_probe >= options.probe_every or done:
+            for width in WIDTHS:
+                for tally in tally_rounds(network, average, target, probes, width):
+                    print(
+                        f"held out, block {width}, {tally.kind}: {tally.tokens_per_round:.2f} tokens a "
+                        f"round over {tally.answers} answers",
+                        flush=True,
+                    )
+            last_probe = progress.seconds
+            began = time.perf_counter()
+        if done:
+            return
+
+
+def training_entries(options: argparse.Namespace) -> list[Entry]:
+    """The corpus without the phrasings of the test prompts."""
+    entries, _ = read_corpus(options.corpus, options.corpus_seed)
+    lines = options.prompts.read_text(encoding="utf-8").splitlines()
+    return without_prompts(entries, (line for line in lines if line and line[0] != "#"))
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--work", type=Path, required=True, help="folder of the checkpoints")
+    parser.add_argument("--model", type=Path, default=ROOT / "assets" / "demo-model")
+    parser.add_argument("--corpus", type=Path, default=ROOT / "assets" / "demo-corpus")
+    parser.add_argument("--prompts", type=Path, default=ROOT / "assets" / "prompts.txt")
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--corpus-seed", type=int, default=1, help="as in ops.train_demo")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--intermediate", type=int, default=512)
+    parser.add_argument("--batch-tokens", type=int, default=2048)
+    parser.add_argument("--rows", type=int, default=2048, help="rows of all blocks of a step")
+    parser.add_argument("--pool", type=int, default=200, help="chats in a pool")
+    parser.add_argument("--passes", type=int, default=3, help="times each pool is trained on")
+    parser.add_argument("--probes", type=int, default=40)
+    parser.add_argument("--adam-rate", type=float, default=3e-3)
+    parser.add_argument("--muon-rate", type=float, default=0.02)
+    parser.add_argument("--print-every", type=float, default=20.0, help="seconds")
+    parser.add_argument("--save-every", type=float, default=180.0, help="seconds")
+    parser.add_argument("--probe-every", type=float, default=420.0, help="seconds")
+    return parser
+
+
+def main() -> None:
+    """Parses the command line and trains."""
+    train(arguments().parse_args())
+
+
+if __name__ == "__main__":
+    main()
