@@ -33,11 +33,11 @@ class Continuations(Protocol):
 class LookupOptions:
     """How far to look and how much to propose.
 
-    min_order, min_corpus_order: least tokens of a match, up to 8. max_depth, node_budget, branch_top_k: size of
-    the tree. alpha: doubt added to the votes of every node, in votes. corpus_weight: a vote from the corpus; one
-    from the text weighs 1. min_expected: accepted tokens below which nothing is proposed. deep: rows of a deep
-    chain, 0 for none. deep_after: wide rounds in a row that must have committed all their rows before it.
-    rho_min_match: least match for which a learned rate is used in place of alpha.
+    min_order, min_corpus_order: least tokens of a match, up to 8. max_depth, node_budget, branch_top_k: size
+    of the tree. alpha: doubt added to the votes of every node, in votes. corpus_weight: a vote from the
+    corpus; one from the text weighs 1. min_expected: accepted tokens below which nothing is proposed. deep:
+    rows of a deep chain, 0 for none. deep_after: wide rounds in a row that must have committed all their rows
+    before it. rho_min_match: least match for which a learned rate is used in place of alpha.
     """
 
     min_order: int = 3
@@ -124,7 +124,9 @@ class LookupDrafter:
     def propose(self, anchor: int, limit: int) -> DraftTree | None:
         """The tree of `look`, where it promises `min_expected` tokens or more."""
         proposal = self.look(anchor, limit)
-        if proposal is None or not (proposal.deep or proposal.expected >= self.options.min_expected):
+        if proposal is None or not (
+            proposal.deep or proposal.expected >= self.options.min_expected
+        ):
             return None
         return proposal.tree
 
@@ -205,7 +207,9 @@ class LookupDrafter:
             gram = text[-order:]
             weight = options.corpus_weight
             stored = [
-                (line, weight) for store in self._stores for line in store.continuations(gram, _LINE)
+                (line, weight)
+                for store in self._stores
+                for line in store.continuations(gram, _LINE)
             ]
             if stored and order > match:
                 return "corpus", order, count_votes(stored)

@@ -7,10 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from engine.spec.tree import DraftTree
-from engine.spec.tree_builder import TreeBuilder
+from engine.spec.tree import ANCHOR, DraftTree
 
 Line = tuple[int, ...]
+Vote = tuple[Line, float]
+_Branch = tuple[float, int, list[Vote]]  # mass, token, votes through it
+_Open = tuple[
+    float, int, int, int, int, float, list[Vote]
+]  # -score, serial, parent, token, level, mass, votes
 Votes = Mapping[Line, float]
 
 
@@ -109,36 +113,69 @@ def vote_tree(
     if len(votes) == 1:
         (line,) = votes
         return vote_chain(anchor, votes, line[: min(nodes, depth)], decay, source)
-    builder = TreeBuilder(anchor)
-    serial = 0
-    opened: list[tuple[float, int, int, int, int, float, list[tuple[Line, float]]]] = []
+    # Children are opened and so taken in descending score: no list of children needs to be sorted.
+    tokens, scores, children = [anchor], [1.0], [[]]
+    opened: list[_Open] = []
     parent, level, score = 0, 0, 1.0
     mass, members = sum(votes.values()), list(votes.items())
+    serial = 0
     while True:
         if level < depth:
-            masses: dict[int, float] = {}
-            groups: dict[int, list[tuple[Line, float]]] = {}
-            for entry in members:
-                line = entry[0]
-                if len(line) > level:
-                    token = line[level]
-                    if token in groups:
-                        masses[token] += entry[1]
-                        groups[token].append(entry)
-                    else:
-                        masses[token] = entry[1]
-                        groups[token] = [entry]
-            best = masses
-            if len(masses) > top_k:
-                best = sorted(masses, key=masses.__getitem__, reverse=True)[:top_k]
-            for token in best:
-                part = masses[token]
+            for part, token, group in _branches(members, level, top_k):
                 serial += 1
                 likely = score * decay.of(part, mass)
-                heappush(opened, (-likely, serial, parent, level, token, part, groups[token]))
-        if not opened or len(builder) > nodes:
-            return builder.build()
-        minus, _, above, level, token, mass, members = heappop(opened)
-        score = -minus
-        parent = builder.add(above, token, score, source)
-        level += 1
+                heappush(opened, (-likely, serial, parent, token, level + 1, part, group))
+        if not opened or len(tokens) > nodes:
+            return _in_order(tokens, scores, children, source)
+        minus, _, above, token, level, mass, members = heappop(opened)
+        parent, score = len(tokens), -minus
+        children[above].append(parent)
+        tokens.append(token)
+        scores.append(score)
+        children.append([])
+
+
+def _branches(members: list[Vote], level: int, top_k: int) -> Iterable[_Branch]:
+    """(mass, token, its votes) of the tokens that come next, at most `top_k`, heaviest first."""
+    if len(members) == 1:
+        line, weight = members[0]
+        return ((weight, line[level], members),) if len(line) > level else ()
+    groups: dict[int, list[Vote]] = {}
+    masses: dict[int, float] = {}
+    for vote in members:
+        line = vote[0]
+        if len(line) > level:
+            token = line[level]
+            if token in groups:
+                masses[token] += vote[1]
+                groups[token].append(vote)
+            else:
+                masses[token] = vote[1]
+                groups[token] = [vote]
+    best = sorted(masses, key=masses.__getitem__, reverse=True)[:top_k]
+    return [(masses[token], token, groups[token]) for token in best]
+
+
+def _in_order(
+    tokens: list[int], scores: list[float], children: list[list[int]], source: str
+) -> DraftTree:
+    """The nodes in depth-first pre-order."""
+    order: list[int] = []
+    parents: list[int] = []
+    waiting = [(0, -1)]
+    while waiting:
+        node, parent = waiting.pop()
+        at = len(order)
+        order.append(node)
+        parents.append(parent)
+        below = children[node]
+        if len(below) == 1:
+            waiting.append((below[0], at))
+        elif below:
+            waiting.extend([(child, at) for child in reversed(below)])
+    return DraftTree(
+        tuple([tokens[node] for node in order]),
+        tuple(parents),
+        tuple([scores[node] for node in order]),
+        (ANCHOR,) + (source,) * (len(order) - 1),
+    )
