@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import ctypes
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -122,9 +124,11 @@ class Tape:
         self.pool = pool
         self.eager = eager
         self.models: list[StepModel] = []
+        self.paths: dict[str, int] = {}  # how often each counted path lies on this tape
         self._keep: list[tuple] = []
         self._records: list[_Step] = []
         self._steps: ctypes.Array | None = None
+        self._hosts: dict[int, Callable[[], None]] = {}  # by step number
         self.stamps_ns = np.zeros(1, np.uint64)
 
     @property
@@ -174,29 +178,60 @@ class Tape:
         if self.eager:
             stamps = np.zeros(2, np.uint64)
             self._run(ctypes.addressof(step), 1, stamps)
-            previous = self.stamps_ns if len(self.models) > 1 else stamps[:1]
-            # The time between two eager steps belongs to neither, so later stamps move back by it.
-            end = previous[-1] + (stamps[1] - stamps[0])
-            self.stamps_ns = np.append(previous, end)
+            self._append_time(stamps[1] - stamps[0])
+
+    def host(
+        self, name: str, call: Callable[[], None], *, bytes_read: int = 0, flops: int = 0
+    ) -> None:
+        """Record a step that Python computes, in its place among the native ones; eager runs it at once.
+
+        `call` works on the same static buffers and reads what changes from them. A tape with such steps is
+        replayed in one native call between each two of them.
+        """
+        self._hosts[len(self._records)] = call
+        self._records.append(_Step())
+        self.models.append(StepModel(name, bytes_read, flops))
+        self._steps = None
+        if self.eager:
+            self._append_time(_timed(call))
+
+    def count(self, path: str) -> None:
+        """Note that this tape takes a path; what a path is called is up to the caller."""
+        self.paths[path] = self.paths.get(path, 0) + 1
 
     def run(self) -> None:
-        """Replay every step in one native call.
+        """Replay every step, in one native call where no host step lies between.
 
         Raises:
             ValueError: the tape is eager; its steps ran when they were appended.
         """
         if self.eager:
             raise ValueError("an eager tape has nothing to replay")
+        count = len(self._records)
         if self._steps is None:
-            self._steps = (_Step * len(self._records))(*self._records)
-            self.stamps_ns = np.zeros(len(self._records) + 1, np.uint64)
-        self._run(ctypes.addressof(self._steps), len(self._records), self.stamps_ns)
+            self._steps = (_Step * count)(*self._records)
+            self.stamps_ns = np.zeros(count + 1, np.uint64)
+        if not self._hosts:
+            self._run(ctypes.addressof(self._steps), count, self.stamps_ns)
+            return
+        first = 0
+        for at in (*self._hosts, count):
+            if at > first:
+                stamps = np.zeros(at - first + 1, np.uint64)
+                address = ctypes.addressof(self._steps) + first * ctypes.sizeof(_Step)
+                self._run(address, at - first, stamps)
+                self.stamps_ns[first + 1 : at + 1] = self.stamps_ns[first] + stamps[1:] - stamps[0]
+            if at < count:
+                self.stamps_ns[at + 1] = self.stamps_ns[at] + _timed(self._hosts[at])
+            first = at + 1
 
     def clear(self) -> None:
         """Forget every step and the buffers held for it."""
         self.models.clear()
+        self.paths.clear()
         self._keep.clear()
         self._records.clear()
+        self._hosts.clear()
         self._steps = None
         self.stamps_ns = np.zeros(1, np.uint64)
 
@@ -211,7 +246,18 @@ class Tape:
             total[name] = total.get(name, 0.0) + float(step_ms)
         return total
 
+    def _append_time(self, elapsed_ns: np.uint64) -> None:
+        """One more eager step took this long; the time between two steps belongs to neither."""
+        previous = self.stamps_ns if len(self.models) > 1 else np.zeros(1, np.uint64)
+        self.stamps_ns = np.append(previous, previous[-1] + elapsed_ns)
+
     def _run(self, steps: int, count: int, stamps: np.ndarray) -> None:
         if not self.pool.handle:
             raise ValueError("the pool of this tape is closed")
         self.pool.run_steps(self.pool.handle, steps, count, stamps.ctypes.data)
+
+
+def _timed(call: Callable[[], None]) -> np.uint64:
+    begun = time.perf_counter_ns()
+    call()
+    return np.uint64(time.perf_counter_ns() - begun)

@@ -161,3 +161,59 @@ def test_working_memory_is_apart_for_every_worker(mixer: NativeLibrary) -> None:
         shared = pool.shared(1 << 16)
         assert shared == pool.shared(10)
         assert shared not in (address, small)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("places", [{3}, {0, 1, 9}, {10}])
+def test_a_host_step_runs_in_its_place(mixer: NativeLibrary, eager: bool, places: set[int]) -> None:
+    """`places`: before which of ten native steps a host step doubles the values."""
+
+    def issue(pool: Pool, *, eager: bool, doubled: bool) -> tuple[Tape, torch.Tensor, list[int]]:
+        values, runs = torch.arange(COUNT), []
+        tape = Tape(pool, eager=eager)
+
+        def double() -> None:
+            time.sleep(0.002)
+            values.mul_(2)
+            runs.append(1)
+
+        for step in range(11):
+            if doubled and step in places:
+                tape.host("double", double, flops=COUNT)
+            if step < 10:
+                args = MixArgs(values.data_ptr(), scratch.data_ptr(), COUNT)
+                tape.append("mix", "rondo_mix", args, (values,))
+                back = MixArgs(scratch.data_ptr(), values.data_ptr(), COUNT)
+                tape.append("mix", "rondo_mix", back, (values,))
+        return tape, values, runs
+
+    scratch = torch.zeros(COUNT, dtype=torch.int64)
+    expected = torch.arange(COUNT)
+    for step in range(11):
+        expected = expected * 2 if step in places else expected
+        for _ in range(2 if step < 10 else 0):
+            factors = torch.arange(1, COUNT + 1)
+            expected = 1 + (expected[None, :] * factors[:, None] % 7).sum(1)
+    with Pool(mixer, 2) as pool:
+        tape, values, runs = issue(pool, eager=eager, doubled=True)
+        if not eager:
+            assert not runs
+            tape.run()
+        assert torch.equal(values, expected)
+        assert len(runs) == len(places)
+        times = tape.step_ms()
+        assert len(times) == len(tape.names) == 20 + len(places)
+        assert (times >= 0).all()
+        assert all(ms >= 2.0 for name, ms in zip(tape.names, times, strict=True) if name != "mix")
+
+
+def test_counted_paths_are_cleared_with_the_steps(mixer: NativeLibrary) -> None:
+    with Pool(mixer, 1) as pool:
+        tape, _ = _chain(pool, 2)
+        tape.count("this way")
+        tape.count("this way")
+        assert tape.paths == {"this way": 2}
+        tape.host("more", lambda: None)
+        tape.clear()
+        assert not tape.paths
+        tape.run()
