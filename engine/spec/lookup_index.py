@@ -124,8 +124,8 @@ class LocalIndex:
                 last = each.before.pop(position, None)
                 if last is None:
                     del each.newest[gram]
-                    break
-                each.newest[gram] = last
+                else:
+                    each.newest[gram] = last
         self._tail = self._packed(len(known))
         self._twin = 0, 0
 
