@@ -79,8 +79,8 @@ class SideFigures:
 
     ms_per_round: float
     tokens_per_round: float
-    ms_per_token: float
-    decode_tps: float
+    ms_per_token: float | None
+    decode_tps: float | None
     acceptance_pct: float | None
     read_gbps: float | None
     rounds: int
@@ -95,10 +95,10 @@ class WorkloadResult:
 
     workload: str
     n_pairs: int
-    base_ms_per_round: float
-    candidate_ms_per_round: float
-    base_tokens_per_round: float
-    candidate_tokens_per_round: float
+    base_ms_per_round: float | None
+    candidate_ms_per_round: float | None
+    base_tokens_per_round: float | None
+    candidate_tokens_per_round: float | None
     ratio_median: float  # of the primary metric, candidate over base
     ci95_low_pct: float | None
     ci95_high_pct: float | None
@@ -207,7 +207,7 @@ class RunSummary:
     test_time: str  # ISO 8601, UTC
     label: str
     model_name: str
-    host: str
+    machine: str  # processor
     headline: str  # what came out, in one line
     verdict: str  # of an A/B, else empty
     damaged: str = ""

@@ -22,6 +22,11 @@ def prompts_file() -> Path:
     return _ROOT / "assets" / "prompts.txt"
 
 
+def workloads_file() -> Path:
+    """The prompts that A/B runs answer, by class."""
+    return _ROOT / "assets" / "workloads.txt"
+
+
 def corpus_files() -> list[Path]:
     """The texts the demo model was trained on."""
     return sorted((_ROOT / "assets" / "demo-corpus").glob("*.txt"))

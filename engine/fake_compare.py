@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Two scripted sides for an A/B: the protocol is the real one, the times come from a noise model.
+
+For tests and screenshots of the console; nothing is measured. Times carry a linear drift over the run, a
+normal error for every answer and a small one for every round, all seeded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+
+from engine.api_compare import CompareBlock, CompareRequest
+from engine.errors import Cancelled, RondoError
+from engine.knobs import knob_named
+from engine.measure.ab_evidence import BASE, CANDIDATE, Measured, Setting
+from engine.measure.workloads import Workload
+
+OPERATIONS = (("MLP gate, up", 0.34), ("gated_delta", 0.22), ("head", 0.16), ("draft head", 0.12))
+COMMITTED = (3, 1, 4, 2, 4, 3, 1, 2)
+DRAFTED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class CompareScript:
+    """What the two sides do. Percentages are of a round; `effect_pct` above 0 makes the candidate slower."""
+
+    effect_pct: float = -3.0
+    noise_pct: float = 0.5  # standard deviation of an answer's mean round
+    drift_pct: float = 2.0  # over `drift_runs` answers
+    drift_runs: int = 200
+    round_ms: float = 12.0
+    same_text: bool = True
+    same_path: bool = False
+    fail_after_runs: int = -1
+    error: RondoError | None = None
+    seed: int = 0
+
+
+class ScriptedSides:
+    """See `engine.measure.ab.Sides`. `on_round(round_ms, committed)` follows every round and may wait."""
+
+    def __init__(
+        self,
+        request: CompareRequest,
+        script: CompareScript,
+        on_round: Callable[[float, int], None] = lambda round_ms, committed: None,
+    ) -> None:
+        base, candidate = dict(request.base), dict(request.candidate)
+        names = [n for n in {**base, **candidate} if base.get(n) != candidate.get(n)]
+        switches = tuple(knob_named(name) for name in sorted(names))
+        self.setting = Setting(
+            switches=switches,
+            base=request.base,
+            candidate=request.candidate,
+            reloads=any(knob.flip == "reload" for knob in switches),
+            model_name="Scripted engine",
+            model_path="scripted",
+            weight_format="BF16",
+            threads=1,
+        )
+        self.entered: list[tuple[str, bool]] = []  # what was put in effect, for tests
+        self.restored = 0
+        self.runs = 0
+        self._script = script
+        self._on_round = on_round
+        self._random = np.random.default_rng(script.seed)
+        self._side = BASE
+
+    def enter(self, side: str, *, fresh: bool = False) -> None:
+        self.entered.append((side, fresh))
+        self._side = side
+
+    def restore(self) -> None:
+        self.restored += 1
+
+    def run(
+        self, side: str, work: Workload, *, pair: int, order: int, cancel: threading.Event
+    ) -> Measured:
+        script = self._script
+        if self.runs == script.fail_after_runs and script.error:
+            raise script.error
+        # An equal setting has no effect, whatever the script says.
+        slower = (
+            1 + script.effect_pct / 100 if self._side == CANDIDATE and self.setting.switches else 1
+        )
+        drift = 1 + script.drift_pct / 100 * self.runs / script.drift_runs
+        mean_ms = script.round_ms * drift * slower
+        mean_ms *= 1 + script.noise_pct / 100 * self._random.standard_normal()
+        self.runs += 1
+        times, tokens = [], 1
+        while tokens < work.tokens:
+            if cancel.is_set():
+                raise Cancelled
+            committed = min(COMMITTED[len(times) % len(COMMITTED)], work.tokens - tokens)
+            ms = float(np.float32(mean_ms * (1 + 0.002 * self._random.standard_normal())))
+            self._on_round(ms, committed)
+            times.append(ms)
+            tokens += committed
+        return self._measured(side, work, pair, order, times)
+
+    def _measured(
+        self, side: str, work: Workload, pair: int, order: int, times: list[float]
+    ) -> Measured:
+        script, rounds, spent = self._script, len(times), sum(times)
+        variant = "" if script.same_text or self._side == BASE else "other"
+        drafted = DRAFTED * rounds
+        block = CompareBlock(
+            pair_index=pair,
+            order_in_pair=order,
+            side=side,
+            workload=work.name,
+            prompt_tokens=len(work.prompt) // 4 + 8,
+            tokens=work.tokens,
+            rounds=rounds,
+            drafted_tokens=drafted,
+            accepted_tokens=work.tokens - 1 - rounds,
+            round_ms=tuple(times),
+            draft_ms=0.18 * spent / rounds,
+            verify_ms=0.66 * spent / rounds,
+            other_ms=0.16 * spent / rounds,
+            ttft_ms=9.0,
+            prefill_tps=None,
+            decode_tps=(work.tokens - 1) / spent * 1e3,
+            bytes_per_round=16_400_000,
+            tokens_sha256_12=hashlib.sha256((work.name + variant).encode()).hexdigest()[:12],
+            finish_reason="length",
+            test_time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        )
+        counters = {"drafted tokens": drafted}
+        if not script.same_path:
+            for knob in self.setting.switches:
+                counters[knob.engaged] = rounds if self._side == BASE else 2 * rounds
+        operations = {name: share * spent for name, share in OPERATIONS}
+        return Measured(block, (), counters, operations)

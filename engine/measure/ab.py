@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The protocol of an A/B: warm both sides, compare the texts, measure the noise, then alternate AB BA.
+
+Both sides run in one process on one loaded model. Within a pair the sides alternate prompt by prompt, so that a
+drift of the machine falls on both; from pair to pair the order is swapped, which cancels a linear one.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Protocol
+
+from engine.api_compare import CompareProgress, CompareReport, CompareRequest
+from engine.errors import Cancelled, RondoError
+from engine.measure.ab_evidence import (
+    BASE,
+    SIDES,
+    Evidence,
+    Measured,
+    Noise,
+    Setting,
+    pairs_of,
+)
+from engine.measure.ab_noise import NoiseStore, noise_key
+from engine.measure.ab_report import build_report, fault_of
+from engine.measure.workloads import Workload, check_request
+
+NOISE_PAIRS = 6
+
+
+class Sides(Protocol):
+    """The two settings of one engine."""
+
+    setting: Setting
+
+    def enter(self, side: str, *, fresh: bool = False) -> None:
+        """Put a side in effect; `fresh` loads the model anew even where the side is in effect already."""
+
+    def run(
+        self, side: str, work: Workload, *, pair: int, order: int, cancel: threading.Event
+    ) -> Measured:
+        """One answer of the side that is in effect. Raises Cancelled within one round of `cancel`."""
+
+    def restore(self) -> None:
+        """Put back what was in effect before; called at every end."""
+
+
+class CompareStopped(RondoError):
+    """An A/B that could not go on. `partial` is the report of the pairs that were complete."""
+
+    title = "The comparison stopped"
+
+    def __init__(self, error: BaseException, partial: CompareReport) -> None:
+        kept = f"{partial.n_pairs} complete pairs are kept."
+        step = "Copy the report and try again."
+        if isinstance(error, RondoError):
+            kept, step = f"{kept} {error.kept}".strip(), error.next_step
+            super().__init__(error.cause, kept=kept, next_step=step)
+        else:
+            super().__init__(f"{type(error).__name__}: {error}", kept=kept, next_step=step)
+        self.partial = partial
+
+
+def run_ab(
+    request: CompareRequest,
+    sides: Sides,
+    works: Sequence[Workload],
+    *,
+    noise_store: NoiseStore,
+    machine: Mapping[str, object],
+    on_progress: Callable[[CompareProgress], None] = lambda progress: None,
+    cancel: threading.Event | None = None,
+    why_stopped: Callable[[], str] = lambda: "Cancelled",
+) -> CompareReport:
+    """Compare; blocks until there is an answer.
+
+    A set `cancel` ends it within one round and the complete pairs are judged; `why_stopped` says in words who
+    ended it. Raises UsageError for a request that measures nothing, CompareStopped for any other error. What
+    was in effect before is in effect afterwards.
+    """
+    check_request(request)
+    run = _Run(request, sides, works, noise_store, machine, on_progress, cancel)
+    try:
+        try:
+            run.measure()
+        except Cancelled:
+            run.stopped = why_stopped()
+        finally:
+            sides.restore()
+    except Exception as error:
+        run.stopped = run.stopped or "An error ended it"
+        raise CompareStopped(error, run.report()) from error
+    return run.report()
+
+
+class _Run:
+    """The runs of one A/B as they come in."""
+
+    def __init__(
+        self,
+        request: CompareRequest,
+        sides: Sides,
+        works: Sequence[Workload],
+        noise_store: NoiseStore,
+        machine: Mapping[str, object],
+        on_progress: Callable[[CompareProgress], None],
+        cancel: threading.Event | None,
+    ) -> None:
+        self._request = request
+        self._sides = sides
+        self._works = works
+        self._store = noise_store
+        self._machine = machine
+        self._tell = on_progress
+        self._cancel = cancel or threading.Event()
+        self._begun_s = time.monotonic()
+        self._measured: list[Measured] = []
+        self._others: list[Measured] = []
+        self._noise: Noise | None = None
+        self._runs_left = 0
+        self._run_s: list[float] = []
+        self.stopped = ""
+
+    def measure(self) -> None:
+        """Everything in order; ends early where the texts or the paths already decide."""
+        key = noise_key(self._noise_values())
+        self._noise = self._store.recent(key)
+        pairs = (0 if self._noise else NOISE_PAIRS) + 1 + self._request.pairs
+        runs_a_pair = 2 * len(self._works)
+        warming = 2 if self._sides.setting.reloads else 1
+        self._runs_left = runs_a_pair * (1 + warming * pairs)
+        for side in SIDES:
+            self._sides.enter(side)
+            for work in self._works:
+                self._others.append(self._one(f"warming the {side}", side, work, 0, 0))
+        if fault_of(self._evidence()):
+            return
+        if not self._noise:
+            self._noise = self._measure_noise(key)
+        self._pair(0, "a first pair, not counted", self._others)
+        for index in range(1, self._request.pairs + 1):
+            self._pair(index, f"pair {index} of {self._request.pairs}", self._measured)
+        if not self._sides.setting.switches:
+            own = pairs_of(self._evidence().blocks(), self._evidence().metric)
+            self._store.put(key, [pair.log_ratio for pair in own])
+
+    def report(self) -> CompareReport:
+        """The answer from what is there."""
+        return build_report(
+            self._evidence(), machine=self._machine, seconds=time.monotonic() - self._begun_s
+        )
+
+    def _measure_noise(self, key: str) -> Noise:
+        """Pairs of the base against itself, treated as the real ones are."""
+        metric = self._evidence().metric
+        runs: list[Measured] = []
+        for index in range(NOISE_PAIRS):
+            stage = f"noise of the base against itself, {index + 1} of {NOISE_PAIRS}"
+            self._pair(index, stage, runs, both=BASE)
+        self._others.extend(_on_side(one, BASE) for one in runs)
+        ratios = tuple(pair.log_ratio for pair in pairs_of((one.block for one in runs), metric))
+        self._store.put(key, ratios)
+        return Noise(ratios, f"A against A, {len(ratios)} pairs, in this run")
+
+    def _pair(self, index: int, stage: str, runs: list[Measured], both: str | None = None) -> None:
+        """One pair: both sides on every prompt; `both` puts one setting on either side."""
+        gc.collect(
+            1
+        )  # what answers leave is young; a full collection would hold every thread for long
+        order = SIDES if index % 2 else SIDES[::-1]
+        settings = {side: both or side for side in SIDES}
+        if self._sides.setting.reloads:
+            # A load is slow: a side answers every prompt before the other one is loaded, and once untimed.
+            for place, side in enumerate(order):
+                self._sides.enter(settings[side], fresh=both is not None and place == 1)
+                for work in self._works:
+                    self._others.append(
+                        self._one(f"{stage}, warming", settings[side], work, index, place)
+                    )
+                for work in self._works:
+                    self._timed(stage, side, settings[side], work, index, place, runs)
+            return
+        for work in self._works:
+            for place, side in enumerate(order):
+                self._sides.enter(settings[side])
+                self._timed(stage, side, settings[side], work, index, place, runs)
+
+    def _timed(
+        self,
+        stage: str,
+        side: str,
+        setting: str,
+        work: Workload,
+        index: int,
+        place: int,
+        runs: list[Measured],
+    ) -> None:
+        one = self._one(f"{stage}: {work.name}, {setting}", setting, work, index, place)
+        runs.append(_on_side(one, side))
+
+    def _one(self, stage: str, side: str, work: Workload, index: int, place: int) -> Measured:
+        """One answer, with the garbage collector held back."""
+        if self._cancel.is_set():
+            raise Cancelled
+        pairs = pairs_of(self._evidence().blocks(), self._evidence().metric)
+        self._tell(CompareProgress(len(pairs), self._request.pairs, stage, pairs, self._left_s()))
+        begun_s = time.monotonic()
+        with _no_collection():
+            one = self._sides.run(side, work, pair=index, order=place, cancel=self._cancel)
+        self._run_s.append(time.monotonic() - begun_s)
+        self._runs_left -= 1
+        return one
+
+    def _left_s(self) -> float | None:
+        if not self._run_s:
+            return None
+        return max(0, self._runs_left) * sum(self._run_s) / len(self._run_s)
+
+    def _evidence(self) -> Evidence:
+        return Evidence(
+            self._request,
+            self._sides.setting,
+            tuple(self._measured),
+            tuple(self._others),
+            self._noise,
+            self.stopped,
+        )
+
+    def _noise_values(self) -> dict[str, object]:
+        setting = self._sides.setting
+        return {
+            "machine": [self._machine.get(name) for name in ("cpu_model", "cores_available")],
+            "code": self._machine.get("code_sha256_12"),
+            "model": [setting.model_path, setting.weight_format, setting.threads],
+            "knobs": setting.base,
+            "reloads": setting.reloads,
+            "metric": self._evidence().metric,
+            "works": [(work.name, work.prompt, work.tokens, work.forced) for work in self._works],
+        }
+
+
+def _on_side(one: Measured, side: str) -> Measured:
+    return replace(one, block=replace(one.block, side=side))
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The protocol and the verdicts of an A/B, on sides whose true difference and noise are known."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.api import CompareProgress, CompareReport, CompareRequest
+from engine.errors import NumericsError, UsageError
+from engine.fake_compare import CompareScript, ScriptedSides
+from engine.measure.ab import NOISE_PAIRS, CompareStopped, run_ab
+from engine.measure.ab_noise import NoiseStore
+from engine.measure.workloads import CLASSES, workloads_of
+
+FLIP = {"QWEN38_VERIFY_GRAPH": "0"}
+STEADY = CompareScript()
+MACHINE = {"cpu_model": "simulated", "cores_available": 1, "code_sha256_12": "0" * 12}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> NoiseStore:
+    return NoiseStore(tmp_path / "noise")
+
+
+def compare(
+    store: NoiseStore,
+    script: CompareScript = STEADY,
+    *,
+    sides: ScriptedSides | None = None,
+    on_progress: Callable[[CompareProgress], None] = lambda progress: None,
+    cancel: threading.Event | None = None,
+    **changes: object,
+) -> CompareReport:
+    request = replace(CompareRequest(candidate=FLIP, tokens=64), **changes)
+    sides = sides or ScriptedSides(request, script)
+    return run_ab(
+        request,
+        sides,
+        workloads_of(request),
+        noise_store=store,
+        machine=MACHINE,
+        on_progress=on_progress,
+        cancel=cancel,
+    )
+
+
+def test_a_faster_candidate_is_better_and_the_figures_agree(store: NoiseStore) -> None:
+    report = compare(store, CompareScript(effect_pct=-3.0))
+    assert report.verdict == "better"
+    assert report.metric == "ms_per_round"
+    assert report.n_pairs == report.planned_pairs == 10
+    assert report.ratio_median == pytest.approx(0.97, abs=0.004)
+    assert report.ci95_low_pct < -3.0 + 0.4 < report.ci95_high_pct + 0.8
+    assert report.ci95_low_pct <= 100 * (report.ratio_median - 1) <= report.ci95_high_pct
+    assert report.p_signflip == 2 / 2**10
+    assert report.signs == "-" * 10
+    assert report.candidate.ms_per_round / report.base.ms_per_round == pytest.approx(0.97, abs=5e-3)
+    assert report.base.tokens_per_round == report.candidate.tokens_per_round
+    assert report.tokens_identical
+    assert report.engaged_differs
+    assert {row.workload for row in report.workloads} == set(CLASSES)
+    assert all(row.n_pairs == 10 for row in report.workloads)
+    assert 0 < report.noise_floor_pct < 1
+    assert report.noise_floor_pct <= report.smallest_resolvable_pct < 1.5
+    assert report.more_pairs is None
+    assert "shorter" in report.reason
+
+
+def test_pairs_alternate_and_swap_their_order(store: NoiseStore) -> None:
+    request = CompareRequest(candidate=FLIP, tokens=64, workload="copy")
+    sides = ScriptedSides(request, CompareScript())
+    report = compare(store, sides=sides, workload="copy")
+    assert [pair.order for pair in report.pairs] == ["AB", "BA"] * 5
+    names = [side for side, _ in sides.entered]
+    noise = ["base"] * 2 * NOISE_PAIRS
+    pairs = ["candidate", "base"] + ["base", "candidate", "candidate", "base"] * 5
+    assert names == ["base", "candidate", *noise, *pairs]
+    blocks = [(b.pair_index, b.order_in_pair, b.side) for b in report.blocks]
+    assert blocks[:4] == [(1, 0, "base"), (1, 1, "candidate"), (2, 0, "candidate"), (2, 1, "base")]
+    assert sides.restored == 1
+
+
+def test_a_pair_is_the_pool_of_its_blocks(store: NoiseStore) -> None:
+    report = compare(store)
+    for pair in report.pairs:
+        for side, ms in (("base", pair.base_ms), ("candidate", pair.candidate_ms)):
+            times = [
+                ms
+                for block in report.blocks
+                if (block.pair_index, block.side) == (pair.index, side)
+                for ms in block.round_ms
+            ]
+            assert ms == pytest.approx(math.fsum(times) / len(times), rel=1e-12)
+        assert pair.log_ratio == pytest.approx(math.log(pair.candidate_ms / pair.base_ms))
+
+
+def test_kernel_differences_add_up_to_that_of_the_round(store: NoiseStore) -> None:
+    report = compare(store, CompareScript(effect_pct=5.0))
+    assert report.kernels[-1].name == "unaccounted"
+    assert report.kernels[0].name == "MLP gate, up"  # the largest share, so the largest difference
+    for side in ("base", "candidate"):
+        total = sum(getattr(row, f"{side}_ms_per_round") for row in report.kernels)
+        assert total == pytest.approx(getattr(report, side).ms_per_round)
+    delta = report.candidate.ms_per_round - report.base.ms_per_round
+    assert sum(row.delta_ms for row in report.kernels) == pytest.approx(delta)
+
+
+def test_a_against_a_is_resolved_in_at_most_3_of_40_runs(tmp_path: Path) -> None:
+    verdicts = [
+        compare(
+            NoiseStore(tmp_path / str(seed)),
+            CompareScript(effect_pct=0.0, noise_pct=0.7, seed=seed),
+            candidate={},
+        ).verdict
+        for seed in range(40)
+    ]
+    assert len(verdicts) - verdicts.count("not resolved") <= 3
+
+
+def test_two_percent_slower_is_called_worse_in_9_of_10_runs(tmp_path: Path) -> None:
+    verdicts = [
+        compare(
+            NoiseStore(tmp_path / str(seed)),
+            CompareScript(effect_pct=2.0, noise_pct=1.0, seed=100 + seed),
+        ).verdict
+        for seed in range(10)
+    ]
+    assert verdicts.count("worse") >= 9
+
+
+def test_noise_is_not_called_a_difference_and_the_reason_says_what_would_be(
+    store: NoiseStore,
+) -> None:
+    report = compare(store, CompareScript(effect_pct=0.1, noise_pct=2.0, seed=3))
+    assert report.verdict == "not resolved"
+    assert "not equal" in report.reason
+    assert f"{report.smallest_resolvable_pct:.2f} % in 4 of 5 runs" in report.reason
+
+
+def test_a_steady_difference_below_the_floor_is_not_called(store: NoiseStore) -> None:
+    quiet = CompareScript(effect_pct=0.5, noise_pct=0.02, seed=1)
+    assert compare(store, quiet).verdict == "worse"
+    report = compare(store, quiet, min_effect_pct=1.0)
+    assert report.verdict == "not resolved"
+    assert report.p_signflip < 0.01
+    assert "smallest effect asked for" in report.reason
+
+
+def test_the_noise_is_measured_once_an_hour(store: NoiseStore, tmp_path: Path) -> None:
+    first = compare(store)
+    assert "in this run" in first.noise_source
+    request = CompareRequest(candidate=FLIP, tokens=64)
+    sides = ScriptedSides(request, CompareScript(seed=9))
+    second = compare(store, sides=sides)
+    assert "min before" in second.noise_source
+    assert len(sides.entered) == 2 + 8 * (1 + 10)
+    assert second.noise_floor_pct == first.noise_floor_pct
+    longer = compare(store, tokens=80)
+    assert "in this run" in longer.noise_source
+    [file, _] = sorted((tmp_path / "noise").glob("*.json"))
+    file.write_text("{}")
+    for other in (tmp_path / "noise").glob("*.json"):
+        other.write_text("not json")
+    assert "in this run" in compare(store).noise_source
+
+
+def test_a_switch_that_only_proposes_is_compared_by_the_token(store: NoiseStore) -> None:
+    report = compare(store, candidate={"QWEN38_MTP_DEPTH": "2"})
+    assert report.metric == "ms_per_token"
+    assert any("time of a token" in note for note in report.notes)
+    assert report.pairs[0].base_ms == pytest.approx(report.base.ms_per_token, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("switch", "words"),
+    [
+        ({"QWEN38_VERIFY_GRAPH": "0"}, "must not change"),
+        ({"QWEN38_CPU_ISA": "portable"}, "forced"),
+    ],
+)
+def test_different_texts_make_it_invalid_before_anything_is_timed(
+    store: NoiseStore, switch: dict[str, str], words: str
+) -> None:
+    report = compare(store, CompareScript(same_text=False), candidate=switch)
+    assert report.verdict == "invalid"
+    assert not report.tokens_identical
+    assert words in report.reason
+    assert report.blocks == ()
+    assert report.n_pairs == 0
+
+
+def test_the_same_path_on_both_sides_makes_it_invalid(store: NoiseStore) -> None:
+    report = compare(store, CompareScript(same_path=True))
+    assert report.verdict == "invalid"
+    assert not report.engaged_differs
+    assert "QWEN38_VERIFY_GRAPH changed nothing" in report.reason
+
+
+def test_equal_settings_are_no_fault(store: NoiseStore) -> None:
+    report = compare(store, candidate={})
+    assert report.verdict == "not resolved"
+    assert not report.engaged_differs
+    assert any("same setting" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(
+    ("runs", "verdict", "words", "pairs"),
+    [
+        (3, "cancelled", "before a pair was complete", 0),
+        (8 + 48 + 8 + 3, "cancelled", "before a pair was complete", 0),
+        (8 + 48 + 8 + 4 * 8 + 3, "not resolved", "Cancelled after 4 pairs", 4),
+        (8 + 48 + 8 + 7 * 8 + 5, "better", "after 7 of 10 pairs", 7),
+    ],
+)
+def test_a_cancel_keeps_the_complete_pairs(
+    store: NoiseStore, runs: int, verdict: str, words: str, pairs: int
+) -> None:
+    cancel = threading.Event()
+    request = CompareRequest(candidate=FLIP, tokens=64)
+    sides = ScriptedSides(request, CompareScript())
+    sides._on_round = lambda ms, committed: cancel.set() if sides.runs > runs else None
+    report = compare(store, sides=sides, cancel=cancel)
+    assert (report.verdict, report.n_pairs, len(report.pairs)) == (verdict, pairs, pairs)
+    assert words in report.reason
+    assert sides.restored == 1
+
+
+def test_an_error_keeps_the_complete_pairs_and_restores(store: NoiseStore) -> None:
+    error = NumericsError("Layer 5 gave a NaN.", kept="The model stays.", next_step="Look at it.")
+    request = CompareRequest(candidate=FLIP, tokens=64)
+    sides = ScriptedSides(
+        request, CompareScript(fail_after_runs=8 + 48 + 8 + 3 * 8 + 2, error=error)
+    )
+    with pytest.raises(CompareStopped) as caught:
+        compare(store, sides=sides)
+    assert caught.value.partial.n_pairs == 3
+    assert caught.value.cause == "Layer 5 gave a NaN."
+    assert caught.value.kept == "3 complete pairs are kept. The model stays."
+    assert caught.value.next_step == "Look at it."
+    assert sides.restored == 1
+
+
+def test_reloads_happen_once_a_side_change_and_answers_behind_them_are_untimed(
+    store: NoiseStore,
+) -> None:
+    request = CompareRequest(
+        candidate={"QWEN38_CPU_ISA": "portable"}, tokens=64, workload="copy", pairs=6
+    )
+    sides = ScriptedSides(request, CompareScript())
+    report = compare(store, sides=sides, candidate=request.candidate, workload="copy", pairs=6)
+    assert report.reloaded
+    assert any("loaded anew" in note for note in report.notes)
+    names = [side for side, _ in sides.entered]
+    changes = sum(one != other for one, other in itertools.pairwise(names))
+    # Warming, back for the noise, both sides of the uncounted pair, then one a pair.
+    assert changes == 1 + 1 + 2 + 6
+    assert sum(fresh for _, fresh in sides.entered) == NOISE_PAIRS
+    assert sides.runs == 2 + 4 * (NOISE_PAIRS + 1 + 6)
+    assert len(report.blocks) == 12
+
+
+def test_progress_counts_pairs_and_guesses_what_is_left(store: NoiseStore) -> None:
+    seen: list[CompareProgress] = []
+    report = compare(store, on_progress=seen.append, workload="copy")
+    assert [p.done_pairs for p in seen] == sorted(p.done_pairs for p in seen)
+    assert seen[0].left_s is None
+    assert seen[-1].done_pairs == 9
+    assert seen[-1].pairs == report.pairs[:9] or len(seen[-1].pairs) == 9
+    assert all(p.left_s >= 0 for p in seen[1:])
+    stages = [p.stage for p in seen]
+    assert "warming the base" in stages[0]
+    assert any(stage.startswith("noise of the base against itself, 6 of 6") for stage in stages)
+    assert stages[-1] == "pair 10 of 10: copy, base"
+
+
+def test_no_garbage_is_collected_inside_an_answer(store: NoiseStore) -> None:
+    states = []
+    request = CompareRequest(candidate=FLIP, tokens=64, workload="copy")
+    sides = ScriptedSides(request, CompareScript(), lambda ms, n: states.append(gc.isenabled()))
+    assert gc.isenabled()
+    compare(store, sides=sides, workload="copy")
+    assert not any(states)
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"pairs": 5}, "5 pairs"),
+        ({"pairs": 201}, "201 pairs"),
+        ({"tokens": 7}, "7 tokens"),
+        ({"workload": "prose"}, "'prose' is not a workload"),
+        ({"workload": "prompt"}, "empty"),
+        ({"prompt": "Hello"}, "the workload is mix"),
+        ({"reference": "Hello"}, "reference text"),
+        ({"reference": "Hello", "forced": True}, "reference text"),
+        ({"min_effect_pct": -1.0}, "-1.0 %"),
+        ({"min_effect_pct": math.nan}, "nan %"),
+    ],
+)
+def test_a_request_that_measures_nothing_is_refused(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        workloads_of(replace(CompareRequest(candidate=FLIP), **changes))
+
+
+def test_an_outlier_is_marked_and_kept(store: NoiseStore) -> None:
+    request = CompareRequest(candidate=FLIP, tokens=64, workload="copy")
+    sides = ScriptedSides(request, CompareScript(effect_pct=3.0, noise_pct=0.1))
+    late = 2 + 12 + 2 + 2 * 4
+
+    class Hiccup:
+        setting = sides.setting
+        enter, restore = sides.enter, sides.restore
+
+        def run(self, *args: object, **kwargs: object) -> object:
+            one = sides.run(*args, **kwargs)
+            if sides.runs != late + 1:
+                return one
+            slow = tuple(ms * 1.5 for ms in one.block.round_ms)
+            return replace(one, block=replace(one.block, round_ms=slow))
+
+    report = compare(store, sides=Hiccup(), workload="copy")
+    assert [pair.outlier for pair in report.pairs].count("far") == 1
+    assert report.n_pairs == 10
+    assert any(note.startswith("Outliers, marked and kept: pair 5") for note in report.notes)
