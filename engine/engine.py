@@ -159,6 +159,11 @@ class Engine:
         self._backend.apply_knobs(knobs)
         self._knobs = knobs
 
+    def restore_knobs(self, knobs: KnobSet) -> None:
+        """Put back values that were in effect on this model before, with their sources."""
+        self._backend.apply_knobs(knobs)
+        self._knobs = knobs
+
     def logits(self, token_ids: Sequence[int], *, chunk: int = PREFILL_CHUNK) -> Tensor:
         """Teacher-forced logits of every position: float32 [T, vocabulary]."""
         ids = self._checked_ids(token_ids)
@@ -232,15 +237,21 @@ class Engine:
         on_text: Callable[[str], None] | None = None,
         on_round: Callable[[Round, float, int], None] | None = None,
         cancel: threading.Event | None = None,
+        follow: Sequence[int] | None = None,
     ) -> Generation:
         """Answer one request; blocks until it is done.
 
         `on_prompt(done, total)` follows the prefill in tokens, `on_text` gets the raw stream as it grows,
         `on_round(round, round_ms, context_tokens)` every round. A set `cancel` ends it within one chunk
-        or one round; what was written is returned with finish_reason "cancelled".
+        or one round; what was written is returned with finish_reason "cancelled". `follow` holds the tokens of
+        the answer where it is given beforehand, at least max_tokens of them: rounds then time this text.
         """
         begun = time.perf_counter()
         cancel = cancel or threading.Event()
+        if follow is not None and len(self._checked_ids(follow)) < request.max_tokens:
+            raise UsageError(
+                f"A text of {len(follow)} tokens cannot be followed for {request.max_tokens}."
+            )
         if request.max_tokens < 1:
             raise UsageError(
                 f"max_tokens {request.max_tokens} is not accepted.", next_step="Use 1 or more."
@@ -251,7 +262,7 @@ class Engine:
         ids, dropped = self._fitted(ids, request.truncate, request.max_tokens)
         stream = AnswerStream(self._checkpoint, request.stop, thinking, on_text)
         stop_ids = frozenset() if request.ignore_stop_tokens else self._stop_ids
-        loop = DecodeLoop(self._backend, sampling, stop_ids)
+        loop = DecodeLoop(self._backend, sampling, stop_ids, follow)
         tally = AnswerTally()
         try:
             self._prefill(ids, loop, self._depth(request) > 0, on_prompt, cancel)

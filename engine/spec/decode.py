@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.errors import NumericsError
@@ -32,14 +33,24 @@ class DecodeLoop:
     The anchor is the last chosen token: it is part of the text, but the model has not read it yet.
     """
 
-    def __init__(self, backend: Backend, sampling: Sampling, stop_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        sampling: Sampling,
+        stop_ids: frozenset[int],
+        follow: Sequence[int] | None = None,
+    ) -> None:
+        """`follow`: a text to go along instead of choosing; it must hold every token that is asked for."""
         self._backend = backend
         self._sampling = sampling
+        self._follow = follow
+        self._follow_from = 0
         self.stop_ids = stop_ids
         self.anchor = -1
 
     def begin(self, prefilled: Verified) -> int:
         """Choose the first token from the prompt's last row."""
+        self._follow_from = self._backend.length
         self.anchor = self._choose(prefilled, 0, self._backend.length)
         return self.anchor
 
@@ -95,6 +106,8 @@ class DecodeLoop:
                 kept="The text so far is kept.",
                 next_step="Check the model folder: a weight is damaged or was converted wrongly.",
             )
+        if self._follow is not None:
+            return self._follow[position - self._follow_from]
         if self._sampling.greedy:
             return best
         return choose(verified.logits[row], self._sampling, position)
