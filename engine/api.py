@@ -207,6 +207,7 @@ class ModelCard:
     roof_gbps: float | None  # measured read rate of this machine, None until it is known
     load_s: float
     roof_place: str = "memory"  # or cache, where a round's bytes fit into it
+    threads: int = 0  # worker threads, the caller's included
     notices: tuple[str, ...] = ()  # things the operator should know, e.g. a fallback and its reason
 
 

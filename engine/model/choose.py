@@ -40,6 +40,7 @@ class OpenedBackend:
     device: str
     notices: tuple[str, ...]
     roof: Roof | None
+    threads: int
 
     def card(self, checkpoint: Checkpoint, *, knobs: KnobSet, load_s: float) -> ModelCard:
         """The card of the model that runs on this backend."""
@@ -71,6 +72,7 @@ class OpenedBackend:
             roof_gbps=self.roof.read_gbps if self.roof else None,
             roof_place=self.roof.place if self.roof else "memory",
             load_s=load_s,
+            threads=self.threads,
             notices=(*checkpoint.notices, *self.notices),
         )
 
@@ -145,7 +147,7 @@ def _native(
         backend.record_rounds(knobs.number("MTP_DEPTH"))
         roof = roof_of_rounds(backend.pool, backend.round_bytes(1, 0))
         undo.pop_all()
-    return OpenedBackend(backend, device, (), roof)
+    return OpenedBackend(backend, device, (), roof, count)
 
 
 def _pool(library: NativeLibrary, threads: int) -> Pool:
@@ -182,7 +184,7 @@ def _reference(
     )
     kind = "float32" if dtype == torch.float32 else "bfloat16"
     device = f"CPU, {_threads(threads)}, PyTorch {kind}"
-    return OpenedBackend(backend, device, notices, None)
+    return OpenedBackend(backend, device, notices, None, threads)
 
 
 def _threads(count: int) -> str:
