@@ -3,20 +3,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import fcntl
-import hashlib
 import os
 import platform
 import shlex
 import shutil
 import subprocess
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from kernels.build_cache import (
+    NativeBuildError,
+    cache_folder,
+    digest,
+    hash_text,
+    locked,
+    produce,
+)
 
 _ROOT = Path(__file__).parent
 _COMPILE_JOBS = 2
@@ -65,10 +70,6 @@ ISA_LEVELS = (
     IsaLevel("avx2", ("-march=x86-64-v3",), _AVX2),
     IsaLevel("portable", (), frozenset()),
 )
-
-
-class NativeBuildError(RuntimeError):
-    """The native kernels cannot be built or loaded; the text says why and what to do."""
 
 
 class NativeLibrary:
@@ -134,14 +135,14 @@ def load_library(
     compiler = _compiler()
     files = sorted(_ROOT.glob("*/*.cpp")) if sources is None else sorted(sources)
     flags = [*_COMMON_FLAGS, *level.flags, *(_SANITIZE_FLAGS if sanitize else ())]
-    folder = _cache_folder()
-    shared = _digest([*sorted(_ROOT.glob("*/*.h")), *sorted(_ROOT.glob("*/*.inc"))])
+    folder = cache_folder("native")
+    shared = digest([*sorted(_ROOT.glob("*/*.h")), *sorted(_ROOT.glob("*/*.inc"))])
     recipe = " ".join([shared, _version(compiler), *compiler, *flags])
-    keys = {file: _hash(recipe + _digest([file])) for file in files}
+    keys = {file: hash_text(recipe + digest([file])) for file in files}
     name = f"rondo-{level.name}{'-sanitize' if sanitize else ''}"
-    target = folder / f"{name}-{_hash(recipe + ' '.join(keys.values()))}.so"
+    target = folder / f"{name}-{hash_text(recipe + ' '.join(keys.values()))}.so"
     if not target.exists():
-        with _locked(folder / "build.lock"):
+        with locked(folder / "build.lock"):
             if not target.exists():
                 _build([*compiler, *flags], keys, target, on_progress or (lambda line: None))
     return NativeLibrary(target, level.name)
@@ -195,41 +196,6 @@ def _version(compiler: list[str]) -> str:
     return done.stdout
 
 
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    folder = Path(base) / "rondo" / "native"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise NativeBuildError(
-            f"the cache folder {folder} cannot be made: {error}; set XDG_CACHE_HOME to a folder"
-            " that can be written"
-        ) from error
-    return folder
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:24]
-
-
-def _digest(files: Sequence[Path]) -> str:
-    total = hashlib.sha256()
-    for file in files:
-        total.update(f"{file.parent.name}/{file.name}\0".encode())
-        total.update(file.read_bytes())
-    return total.hexdigest()
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("a") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(handle, fcntl.LOCK_UN)
-
-
 def _build(
     command: list[str],
     keys: dict[Path, str],
@@ -244,25 +210,9 @@ def _build(
         built = objects / f"{keys[file]}.o"
         if not built.exists():
             progress(f"compiling {file.parent.name}/{file.name} ({target.name.split('-')[1]})")
-            _produce([*command, include, "-c", str(file)], built)
+            produce([*command, include, "-c", str(file)], built)
         return built
 
     with ThreadPoolExecutor(_COMPILE_JOBS) as jobs:
         built = list(jobs.map(compile_one, keys))
-    _produce([*command, "-shared", *map(str, built)], target)
-
-
-def _produce(command: list[str], target: Path) -> None:
-    """Run a compiler command whose output appears under its final name only when complete."""
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        partial = Path(scratch) / target.name
-        full = [*command, "-o", str(partial)]
-        try:
-            done = subprocess.run(full, capture_output=True, text=True, check=False)
-        except OSError as error:
-            raise NativeBuildError(f"`{shlex.join(full)}` could not run: {error}") from error
-        if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if "error" in line.lower()]
-            shown = "\n".join((lines or done.stderr.splitlines())[:8])
-            raise NativeBuildError(f"the command\n  {shlex.join(full)}\nfailed:\n{shown}")
-        os.replace(partial, target)
+    produce([*command, "-shared", *map(str, built)], target)
