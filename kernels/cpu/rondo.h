@@ -11,6 +11,7 @@
 
 #define RONDO_API extern "C" __attribute__((visibility("default")))
 #define RONDO_INLINE static inline __attribute__((always_inline))
+#define RONDO_MEMBER inline __attribute__((always_inline))
 
 // Defines an operation together with `rondo_<name>_args_size`, which the Python side compares
 // with its mirror of the struct before the first call.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Sixteen-lane vectors on the compiler's vector extensions: one source for AVX-512, AVX2 and any
-// other machine. Compiled with -ffp-contract=off: a fused multiply-add happens where fma16 stands
+// Sixteen-lane vectors: the compiler's own 64-byte vectors with AVX-512, aggregates of narrower ones
+// (lanes.h) elsewhere; one source for AVX-512, AVX2 and any other machine. Compiled with -ffp-contract=off: a fused multiply-add happens where fma16 stands
 // and nowhere else (levels without the instruction round twice).
 //
 // Accuracy against the exact value, for results that are not subnormal: exp16, log1p16, softplus16
@@ -18,26 +18,46 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 #pragma GCC diagnostic pop
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
+typedef uint8_t v16b __attribute__((vector_size(16)));
+#if defined(__AVX512F__)
 typedef float v16f __attribute__((vector_size(64)));
 typedef int32_t v16i __attribute__((vector_size(64)));
 typedef uint32_t v16u __attribute__((vector_size(64)));
 typedef uint16_t v16h __attribute__((vector_size(32)));
-typedef uint8_t v16b __attribute__((vector_size(16)));
+#else
+#include "lanes.h"
+typedef rondo::Lanes<float> v16f;
+typedef rondo::Lanes<int32_t> v16i;
+typedef rondo::Lanes<uint32_t> v16u;
+typedef rondo::Lanes<uint16_t> v16h;
+#endif
 
 typedef uint16_t bf16_t;
 
+#if defined(__AVX512F__)
 RONDO_INLINE v16f splat16(float x) { return v16f{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+#else
+RONDO_INLINE v16f splat16(float x) { return v16f::splat(x); }
+#endif
 
 template <typename V>
 RONDO_INLINE V load_vec(const void* p) {
+#if !defined(__AVX512F__)
+  if constexpr (std::is_class_v<V>) return V::load(p);
+#endif
   V v;
   memcpy(&v, p, sizeof v);
   return v;
 }
 template <typename V>
 RONDO_INLINE void store_vec(void* p, V v) {
+#if !defined(__AVX512F__)
+  if constexpr (std::is_class_v<V>) return v.store(p);
+#endif
   memcpy(p, &v, sizeof v);
 }
 RONDO_INLINE v16f load16(const float* p) { return load_vec<v16f>(p); }
@@ -59,26 +79,77 @@ RONDO_INLINE v16f as_float16(v16u v) { return (v16f)v; }
 RONDO_INLINE v16u as_bits16(v16f v) { return (v16u)v; }
 
 // Lanes of a where mask is all ones, of b where it is zero.
+#if defined(__AVX512F__)
 RONDO_INLINE v16f select16(v16i mask, v16f a, v16f b) {
   return mask ? a : b;
 }
+RONDO_INLINE v16i select16(v16i mask, v16i a, v16i b) {
+  return mask ? a : b;
+}
+RONDO_INLINE v16i to_int16(v16f v) { return __builtin_convertvector(v, v16i); }
+RONDO_INLINE v16f to_float16(v16i v) { return __builtin_convertvector(v, v16f); }
+#else
+RONDO_INLINE v16f select16(v16i mask, v16f a, v16f b) { return choose(mask, a, b); }
+RONDO_INLINE v16i select16(v16i mask, v16i a, v16i b) { return choose(mask, a, b); }
+RONDO_INLINE v16i to_int16(v16f v) { return rondo::convert<int32_t>(v); }
+RONDO_INLINE v16f to_float16(v16i v) { return rondo::convert<float>(v); }
+#endif
+
+// Unsigned integers to 32 bits, and the low halves of 32-bit lanes that hold no more.
+#if !defined(__AVX512F__)
+RONDO_INLINE v16u widen16(v16b b) {
+#if defined(__AVX2__)
+  const __m128i v = (__m128i)b;
+  v16u r;
+  r.p[0] = (v16u::piece)_mm256_cvtepu8_epi32(v);
+  r.p[1] = (v16u::piece)_mm256_cvtepu8_epi32(_mm_unpackhi_epi64(v, v));
+  return r;
+#else
+  uint32_t t[16];
+  for (int i = 0; i < 16; i++) t[i] = b[i];
+  return load_vec<v16u>(t);
+#endif
+}
+RONDO_INLINE v16u widen16(v16h h) {
+  v16u r;
+#if defined(__AVX2__)
+  const __m256i v = (__m256i)h.p[0];
+  r.p[0] = (v16u::piece)_mm256_cvtepu16_epi32(_mm256_castsi256_si128(v));
+  r.p[1] = (v16u::piece)_mm256_cvtepu16_epi32(_mm256_extracti128_si256(v, 1));
+#else
+  const v16h::piece zero{};
+  for (int i = 0; i < 2; i++) {
+    const v16h::piece v = h.p[i];
+    r.p[2 * i] = (v16u::piece)__builtin_shufflevector(v, zero, 0, 8, 1, 8, 2, 8, 3, 8);
+    r.p[2 * i + 1] = (v16u::piece)__builtin_shufflevector(v, zero, 4, 8, 5, 8, 6, 8, 7, 8);
+  }
+#endif
+  return r;
+}
+RONDO_INLINE v16h narrow16(v16u u) {
+  v16h r;
+#if defined(__AVX2__)
+  const __m256i joined = _mm256_packus_epi32((__m256i)u.p[0], (__m256i)u.p[1]);
+  r.p[0] = (v16h::piece)_mm256_permute4x64_epi64(joined, 0xD8);
+#else
+  for (int i = 0; i < 2; i++)
+    r.p[i] = __builtin_shufflevector((v16h::piece)u.p[2 * i], (v16h::piece)u.p[2 * i + 1],
+                                     0, 2, 4, 6, 8, 10, 12, 14);
+#endif
+  return r;
+}
+#endif
 
 RONDO_INLINE v16f fma16(v16f a, v16f b, v16f c) {
 #if defined(__AVX512F__)
   return (v16f)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
-  __m256 al, ah, bl, bh, cl, ch;
-  memcpy(&al, &a, 32), memcpy(&ah, (const char*)&a + 32, 32);
-  memcpy(&bl, &b, 32), memcpy(&bh, (const char*)&b + 32, 32);
-  memcpy(&cl, &c, 32), memcpy(&ch, (const char*)&c + 32, 32);
-  cl = _mm256_fmadd_ps(al, bl, cl), ch = _mm256_fmadd_ps(ah, bh, ch);
-  v16f r;
-  memcpy(&r, &cl, 32), memcpy((char*)&r + 32, &ch, 32);
-  return r;
+  c.p[0] = (v16f::piece)_mm256_fmadd_ps((__m256)a.p[0], (__m256)b.p[0], (__m256)c.p[0]);
+  c.p[1] = (v16f::piece)_mm256_fmadd_ps((__m256)a.p[1], (__m256)b.p[1], (__m256)c.p[1]);
+  return c;
 #elif defined(__aarch64__)
-  v16f r;
-  for (int i = 0; i < 16; i++) r[i] = __builtin_fmaf(a[i], b[i], c[i]);
-  return r;
+  for (int i = 0; i < 4; i++) c.p[i] = vfmaq_f32(c.p[i], a.p[i], b.p[i]);
+  return c;
 #else
   return a * b + c;
 #endif
@@ -110,7 +181,7 @@ RONDO_INLINE v16f bf16_to_float16(v16h h) {
 #if defined(__AVX512F__)
   return (v16f)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)h), 16);
 #else
-  return (v16f)(__builtin_convertvector(h, v16u) << 16);
+  return (v16f)(widen16(h) << 16);
 #endif
 }
 RONDO_INLINE v16u round_bits_bf16_16(v16f f) {
@@ -124,7 +195,7 @@ RONDO_INLINE v16h float_to_bf16_16(v16f f) {
 #if defined(__AVX512F__)
   return (v16h)_mm512_cvtepi32_epi16((__m512i)r);
 #else
-  return __builtin_convertvector(r, v16h);
+  return narrow16(r);
 #endif
 }
 // fp32 lanes rounded to bf16 and widened again: a rounding point inside a fused kernel.
@@ -146,10 +217,13 @@ RONDO_INLINE void store16_bf16_part(bf16_t* p, v16f v, int n) {
 #if defined(__AVX512F__)
 RONDO_INLINE __m256 low_half16(v16f v) { return _mm512_castps512_ps256((__m512)v); }
 RONDO_INLINE __m256 high_half16(v16f v) { return _mm512_extractf32x8_ps((__m512)v, 1); }
+#elif defined(__AVX2__)
+RONDO_INLINE __m256 low_half16(v16f v) { return (__m256)v.p[0]; }
+RONDO_INLINE __m256 high_half16(v16f v) { return (__m256)v.p[1]; }
 #endif
 // Sum and maximum over the lanes, always halved the same way: 8+8, 4+4, 2+2, 1+1.
 RONDO_INLINE float sum16(v16f v) {
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
   const __m256 h = _mm256_add_ps(low_half16(v), high_half16(v));
   const __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
   const __m128 p = _mm_add_ps(q, _mm_movehl_ps(q, q));
@@ -163,7 +237,7 @@ RONDO_INLINE float sum16(v16f v) {
 #endif
 }
 RONDO_INLINE float max16(v16f v) {
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
   const __m256 h = _mm256_max_ps(low_half16(v), high_half16(v));
   const __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
   const __m128 p = _mm_max_ps(q, _mm_movehl_ps(q, q));
@@ -185,15 +259,6 @@ RONDO_INLINE v16f maximum16(v16f a, v16f b) { return select16((v16i)(b > a), b, 
 RONDO_INLINE v16f minimum16(v16f a, v16f b) { return select16((v16i)(b < a), b, a); }
 #endif
 RONDO_INLINE v16f abs16(v16f a) { return (v16f)((v16u)a & 0x7fffffffu); }
-RONDO_INLINE v16f sqrt16(v16f a) {
-#if defined(__AVX512F__)
-  return (v16f)_mm512_sqrt_ps((__m512)a);
-#else
-  v16f r;
-  for (int i = 0; i < 16; i++) r[i] = __builtin_sqrtf(a[i]);
-  return r;
-#endif
-}
 RONDO_INLINE v16f scale_by_power16(v16f v, v16i n) {
   // 2^n in two normal factors, so that results near the subnormals are reached without a jump.
   const v16i half = n >> 1, rest = n - half;
@@ -220,7 +285,7 @@ RONDO_INLINE v16f exp16(v16f x) {
 #if defined(__AVX512F__)
   return (v16f)_mm512_scalef_ps((__m512)p, (__m512)n);  // the same bits in one step, NaN kept
 #else
-  const v16f y = scale_by_power16(p, __builtin_convertvector(n, v16i));
+  const v16f y = scale_by_power16(p, to_int16(n));
   return select16((v16i)(x == x), y, x);
 #endif
 }
@@ -240,7 +305,7 @@ RONDO_INLINE v16f log16(v16f x) {
   p = fma16(p, m, splat16(2.0000714765e-1f));
   p = fma16(p, m, splat16(-2.4999993993e-1f));
   p = fma16(p, m, splat16(3.3333331174e-1f));
-  const v16f n = __builtin_convertvector(e, v16f);
+  const v16f n = to_float16(e);
   v16f y = p * m * z;
   y = fma16(n, splat16(-2.12194440e-4f), y);
   y = fma16(z, splat16(-0.5f), y);

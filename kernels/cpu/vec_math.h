@@ -28,8 +28,9 @@ RONDO_INLINE bool any16(v16i mask) {
 #if defined(__AVX512F__)
   return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
 #else
-  int32_t all = 0;
-  for (int i = 0; i < 16; i++) all |= mask[i];
+  int32_t lanes[16], all = 0;
+  store_vec(lanes, mask);
+  for (int i = 0; i < 16; i++) all |= lanes[i];
   return all != 0;
 #endif
 }

@@ -77,11 +77,11 @@ RONDO_OP(statistics) {
     for (int c = 0; c < a->width; c += kLanes) {
       const int lanes = a->width - c < kLanes ? a->width - c : kLanes;
       v16f value = load16_bf16_n(x + c, lanes);
-      value = value < zero ? -value : value;
+      value = select16(value < zero, -value, value);
       const v16i finite = value <= limit;
-      broken = finite ? broken : broken + splat16(1.0f);
-      value = finite ? value : zero;
-      top = value > top ? value : top;
+      broken = select16(finite, broken, broken + splat16(1.0f));
+      value = select16(finite, value, zero);
+      top = select16(value > top, value, top);
       squares = fma16(value, value, squares);
     }
     const float count = sum16(broken);

@@ -22,7 +22,7 @@ RONDO_INLINE v16f group_scales(const uint8_t* p) {
   const __m512i b = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   return (v16f)_mm512_add_epi32(_mm512_slli_epi32(b, 20), _mm512_set1_epi32(117 << 23));
 #else
-  return (v16f)((__builtin_convertvector(load_vec<v16b>(p), v16u) << 20) + uint32_t(117 << 23));
+  return (v16f)((widen16(load_vec<v16b>(p)) << 20) + uint32_t(117 << 23));
 #endif
 }
 
