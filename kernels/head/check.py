@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Checks of the native argmax and top-k."""
+"""Checks of the native argmax, top-k and logarithm of the sum of exponentials."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from kernels.build import NativeLibrary
-from kernels.checks import CheckResult, expect, poison, same_bits
+from kernels.checks import CheckResult, compare, expect, gamma, poison, same_bits
 from kernels.head import reference
-from kernels.head.native import argmax, top_k
+from kernels.head.native import argmax, log_sum_exp, top_k
 from kernels.tape import Pool, Tape
 
 
@@ -43,6 +43,19 @@ def run_top_k(
         top_k(tape, logits=logits, ids=ids, values=values, rows=rows)
         tape.run()
     return values, ids
+
+
+def run_log_sum_exp(library: NativeLibrary, logits: Tensor, *, threads: int = 1) -> Tensor:
+    """float32 [rows], through a buffer with foreign columns behind the logits."""
+    rows, vocabulary = logits.shape
+    wide = torch.full((rows, vocabulary + 16), float("inf"))
+    wide[:, :vocabulary] = logits
+    sums = poison(torch.empty(rows))
+    with Pool(library, threads) as pool:
+        tape = Tape(pool)
+        log_sum_exp(tape, logits=wide[:, :vocabulary], sums=sums, rows=rows)
+        tape.run()
+    return sums
 
 
 def random_logits(rows: int, vocabulary: int, seed: int, kind: str) -> Tensor:
@@ -79,6 +92,30 @@ def check(library: NativeLibrary, *, seed: int = 0) -> list[CheckResult]:
                 reason = f"{what}: other top {k}"
                 results.append(expect("top_k", library.isa, same, reason))
         results.append(_check_nan(library, vocabulary, seed))
+        results += _check_sums(library, vocabulary, seed)
+    return results
+
+
+def _check_sums(library: NativeLibrary, vocabulary: int, seed: int) -> list[CheckResult]:
+    """Within the bound of a lane-wise fp32 sum; a row alone and other threads have the same bits."""
+    results = []
+    for kind in ("gaussian", "ties", "equal", "rising", "wide"):
+        if kind == "wide":
+            logits = 60 * random_logits(5, vocabulary, seed, "gaussian")
+        else:
+            logits = random_logits(5, vocabulary, seed, kind)
+        sums = run_log_sum_exp(library, logits)
+        exact = logits.double().logsumexp(-1)
+        # A relative error of the sum is an absolute one of its logarithm; x - max and the last
+        # two steps round once each, relative to their own sizes.
+        spread = (logits.double() - logits.double().amax(-1, keepdim=True)).abs().clamp(max=105)
+        units = gamma(vocabulary // 16 + 24) + 2.0**-24 * spread.amax(-1)
+        bound = units + 2.0**-23 * (exact.abs() + logits.double().amax(-1).abs() + 20)
+        what = f"{vocabulary} {kind}"
+        results.append(compare("log_sum_exp", library.isa, sums, exact, bound, what=what))
+        same = same_bits(run_log_sum_exp(library, logits, threads=2), sums)
+        same &= same_bits(run_log_sum_exp(library, logits[3:4]), sums[3:4])
+        results.append(expect("log_sum_exp", library.isa, same, f"{what}: other bits"))
     return results
 
 
@@ -88,6 +125,8 @@ def _check_nan(library: NativeLibrary, vocabulary: int, seed: int) -> CheckResul
         logits = random_logits(3, vocabulary, seed, "gaussian")
         logits[1, at] = float("nan")
         k = min(4, vocabulary)
+        sums = run_log_sum_exp(library, logits)
+        marked &= bool(sums[1].isnan()) and bool(sums[[0, 2]].isfinite().all())
         ids = run_argmax(library, logits)
         values, indices = run_top_k(library, logits, k)
         marked &= ids[1].item() == -1 and bool((ids[[0, 2]] >= 0).all())

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Choice of tokens from fp32 logits: argmax and top-k with the lowest index first among equals.
+// Choice of tokens from fp32 logits: argmax and top-k with the lowest index first among equals, and
+// the logarithm of the sum of exponentials that turns a logit into a probability.
 #include "rondo.h"
 #include "vec_math.h"
 
+#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -25,6 +27,14 @@ struct rondo_top_k_args {
   int32_t k;
 };
 
+struct rondo_log_sum_exp_args {
+  const float* logits;
+  float* sums;  // [rows]
+  int64_t stride;
+  int32_t rows;
+  int32_t vocabulary;
+};
+
 namespace {
 
 constexpr int kLanes = 16;
@@ -42,8 +52,8 @@ void argmax_row(const float* x, int n, int32_t* id, float* value) {
                                       : first_lanes16(load16_n(x + at, n - at), n - at, low);
     bad |= now != now;
     const v16i better = now > best;
-    best = select16(better, now, best);
-    where = select16(better, lane, where);
+    best = better ? now : best;
+    where = better ? lane : where;
   }
   float top = best[0];
   int32_t first = where[0];
@@ -129,7 +139,28 @@ void top_k_row(const float* x, int n, int k, int32_t* ids, float* values) {
   }
 }
 
+// max + ln(sum of e^(x - max)), lane by lane and then across lanes; NaN where a logit is NaN or
+// infinity, or all are -infinity.
+float log_sum_exp_row(const float* x, int n) {
+  const v16f low = splat16(-std::numeric_limits<float>::infinity());
+  const auto load = [&](int at) {
+    return at + kLanes <= n ? load16(x + at)
+                            : first_lanes16(load16_n(x + at, n - at), n - at, low);
+  };
+  v16f most = load(0);
+  for (int at = kLanes; at < n; at += kLanes) most = maximum16(most, load(at));
+  const float top = max16(most);
+  v16f sum = splat16(0.0f);
+  for (int at = 0; at < n; at += kLanes) sum = sum + exp16(load(at) - splat16(top));
+  return top + std::log(sum16(sum));
+}
+
 }  // namespace
+
+RONDO_OP(log_sum_exp) {
+  for (int64_t row = worker; row < a->rows; row += workers)
+    a->sums[row] = log_sum_exp_row(a->logits + row * a->stride, a->vocabulary);
+}
 
 RONDO_OP(argmax) {
   for (int64_t row = worker; row < a->rows; row += workers)

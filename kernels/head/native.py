@@ -25,6 +25,16 @@ class _ArgmaxArgs(ctypes.Structure):
     ]
 
 
+class _LogSumExpArgs(ctypes.Structure):
+    _fields_ = [
+        ("logits", ctypes.c_void_p),
+        ("sums", ctypes.c_void_p),
+        ("stride", ctypes.c_int64),
+        ("rows", ctypes.c_int32),
+        ("vocabulary", ctypes.c_int32),
+    ]
+
+
 class _TopKArgs(ctypes.Structure):
     _fields_ = [*_ArgmaxArgs._fields_, ("k", ctypes.c_int32)]
 
@@ -98,6 +108,31 @@ def top_k(tape: Tape, *, logits: Tensor, ids: Tensor, values: Tensor, rows: int)
         (logits, ids, values),
         bytes_read=4 * rows * vocabulary,
         flops=rows * vocabulary,
+    )
+
+
+def log_sum_exp(tape: Tape, *, logits: Tensor, sums: Tensor, rows: int) -> None:
+    """sums[r] = ln of the sum of e^logit over row r, so that e^(logit - sum) is a probability.
+
+    A row that holds a NaN or an infinity, or only -infinity, gives NaN.
+
+    Args:
+        logits: float32 [>= rows, V], unit column stride.
+        sums: float32 [>= rows].
+
+    Raises:
+        ValueError: an operand differs from the above.
+    """
+    vocabulary = logits.shape[1]
+    logits_at, stride = require_rows("logits", logits, torch.float32, rows, vocabulary)
+    sums_at = _require_results("sums", sums, torch.float32, rows)
+    tape.append(
+        "log_sum_exp",
+        "rondo_log_sum_exp",
+        _LogSumExpArgs(logits_at, sums_at, stride, rows, vocabulary),
+        (logits, sums),
+        bytes_read=8 * rows * vocabulary,
+        flops=20 * rows * vocabulary,
     )
 
 
