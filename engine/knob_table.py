@@ -10,13 +10,23 @@ import difflib
 
 from engine.errors import UsageError
 from engine.knob_kinds import PREFIX, Knob
+from engine.knob_table_forward import FORWARD
+from engine.knob_table_idle import IDLE
 
+GROUPS = {
+    "verify": "Verify and commit",
+    "delta": "Gated delta rule",
+    "products": "Matrix products",
+    "drafters": "Drafters",
+    "router": "Router",
+    "runtime": "Run time",
+}
 _NO_BLOCK_DRAFTER = "the block drafter is not part of this version"
 _NO_LOOKUP = "the lookup drafter is not part of this version"
 _NO_ROUTER = "the per-round router is not part of this version"
 _CPU = ("native", "reference")
 
-KNOBS: tuple[Knob, ...] = (
+_ROUND: tuple[Knob, ...] = (
     # Verify and commit
     Knob(
         "VERIFY_GRAPH", "bool", "1",
@@ -29,7 +39,7 @@ KNOBS: tuple[Knob, ...] = (
         "Apply the accepted rows inside the next verify pass as it loads each state, instead of in a pass of "
         "their own.",
         "identical", "live", "commit passes a round", "verify",
-        backends=(), why="the separate commit pass is not part of this version",
+        why="the readable operations keep the state behind every row",
     ),
     Knob(
         "VERIFY_ROWS", "int", "32",
@@ -54,7 +64,7 @@ KNOBS: tuple[Knob, ...] = (
         "DRAFT_GRAPH", "bool", "1",
         "Replay the drafter's pass from a recorded tape instead of issuing every operation.",
         "proposes-only", "live", "draft tape replays a round", "drafters",
-        backends=(), why="drafts follow QWEN38_VERIFY_GRAPH in this version",
+        why="the readable operations are not recorded",
     ),
     Knob(
         "LOOKUP", "bool", "0",
@@ -159,8 +169,18 @@ KNOBS: tuple[Knob, ...] = (
         choices=("", "avx512bf16", "avx512", "avx2", "portable", "reference"),
         backends=_CPU,
     ),
+    Knob(
+        "CPU_THREADS", "int", "0",
+        "How many workers compute a pass; 0 leaves it to the choice made when the model was loaded.",
+        "identical", "live", "passes on other threads", "runtime", 0, 256,
+        why="PyTorch's threads are chosen when a model is loaded",
+    ),
 )  # fmt: skip
 
+# Rows of one group lie together, the acting ones first.
+KNOBS: tuple[Knob, ...] = tuple(
+    knob for group in GROUPS for knob in (*_ROUND, *FORWARD, *IDLE) if knob.group == group
+)
 _BY_NAME = {knob.name: knob for knob in KNOBS}
 
 

@@ -8,20 +8,13 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from engine.model.backend import MAX_DRAFT, MAX_WIDTH, VERIFY_ROWS
 from engine.model.config import ModelConfig
 from kernels.cpu.buffers import aligned_zeros
-from kernels.gated_delta.buffers import (
-    MAX_NODES,
-    DeltaRecord,
-    DeltaShape,
-    DeltaState,
-    DeltaWork,
-    Pending,
-)
+from kernels.gated_delta.buffers import DeltaRecord, DeltaShape, DeltaState, DeltaWork, Pending
 from kernels.kv_cache.native import KvCache
 
-VERIFY_ROWS = MAX_NODES
-MAX_DRAFT = 4
+MAX_ROWS = 256  # of a prompt chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +41,14 @@ class DeltaBuffers:
 class Arena:
     """Static buffers; `rows` is the largest pass, a prompt chunk.
 
-    What changes from pass to pass without a new recording lies in the int32 vectors: ids, start, pending.
+    What changes from pass to pass without a new recording lies in the int32 vectors: ids, start, parents,
+    pending.
     """
 
     rows: int
     ids: Tensor  # int32 [rows]
     start: Tensor  # int32 [1], committed positions
+    parents: Tensor  # int32 [VERIFY_ROWS], of the nodes of a tree
     pending: Pending
     residual: Tensor  # bf16 [rows, hidden]
     normed: Tensor  # bf16 [rows, hidden]
@@ -77,7 +72,9 @@ class Arena:
     mtp_hidden: Tensor  # bf16 [rows, hidden], after the MTP norm
     mtp_next: Tensor  # int32 [rows], the token that follows each hidden row
     mtp_start: Tensor  # int32 [MAX_DRAFT], first MTP position of each draft step
-    drafted: Tensor  # int32 [MAX_DRAFT]
+    draft_ids: Tensor  # int32 [MAX_DRAFT * MAX_WIDTH], candidates, step by step
+    draft_values: Tensor  # float32 [MAX_DRAFT * MAX_WIDTH], their logits
+    draft_sums: Tensor  # float32 [MAX_DRAFT], ln of the sum of exponentials of each step's logits
 
     @staticmethod
     def build(config: ModelConfig, widths: Widths, *, rows: int, capacity: int, mtp: bool) -> Arena:
@@ -108,6 +105,7 @@ class Arena:
             rows=rows,
             ids=aligned_zeros(rows, int32),
             start=aligned_zeros(1, int32),
+            parents=aligned_zeros(VERIFY_ROWS, int32),
             pending=Pending.none(),
             residual=aligned_zeros((rows, hidden), bf16),
             normed=aligned_zeros((rows, hidden), bf16),
@@ -131,7 +129,9 @@ class Arena:
             mtp_hidden=aligned_zeros((mtp_rows, hidden), bf16),
             mtp_next=aligned_zeros(mtp_rows, int32),
             mtp_start=aligned_zeros(MAX_DRAFT, int32),
-            drafted=aligned_zeros(MAX_DRAFT, int32),
+            draft_ids=aligned_zeros(MAX_DRAFT * MAX_WIDTH, int32),
+            draft_values=aligned_zeros(MAX_DRAFT * MAX_WIDTH, torch.float32),
+            draft_sums=aligned_zeros(MAX_DRAFT, torch.float32),
         )
 
     @property

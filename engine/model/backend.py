@@ -12,6 +12,11 @@ from torch import Tensor
 
 from engine.knobs import KnobSet
 from engine.model.config import ModelConfig
+from engine.spec.tree import check_order, is_chain
+
+VERIFY_ROWS = 32  # the most rows of one verify pass
+MAX_DRAFT = 4  # steps of one draft of the MTP head
+MAX_WIDTH = 5  # candidates of one such step
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,17 @@ class Verified:
 
     best: list[int]
     logits: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStep:
+    """Candidates of one step of the MTP head, the likeliest first, and their probabilities.
+
+    A first token of -1 marks a step that computed no number.
+    """
+
+    tokens: tuple[int, ...]
+    probabilities: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +81,36 @@ class Backend(Protocol):
         """Commit a chunk of tokens and return every row's logits, float32 [T, vocabulary]."""
 
     def draft(self, anchor: int, depth: int) -> list[int]:
-        """Propose `depth` tokens to follow `anchor`, the token after the committed ones."""
+        """Propose `depth` tokens to follow `anchor`, the token after the committed ones.
 
-    def verify(self, ids: Sequence[int]) -> Verified:
-        """Compute rows for ids (the anchor, then drafted tokens) without committing them."""
+        At most MAX_DRAFT, and none without an MTP head or before the first committed token.
+        """
 
-    def commit(self, keep: int) -> None:
-        """Keep the first `keep` (1 or more) rows of the last verify pass."""
+    def draft_steps(self, anchor: int, depth: int, width: int) -> list[DraftStep]:
+        """The same greedy chain with the `width` (1 to MAX_WIDTH) likeliest tokens of each of its steps."""
+
+    def verify(self, ids: Sequence[int], parents: Sequence[int] | None = None) -> Verified:
+        """Compute rows for ids (the anchor, then drafted tokens) without committing them.
+
+        `parents` makes a tree of them, in depth-first pre-order from -1: a row then follows the committed
+        positions and its ancestors alone. None is a chain. Raises ValueError when the rows do not fit the
+        context or a pass, or when the parents break that order.
+        """
+
+    def commit(self, rows: Sequence[int] | int) -> None:
+        """Keep the rows of a path of the last verify pass: ascending from 0, each the child of the one before.
+
+        A number keeps that many rows (1 or more) from the first. Raises ValueError for anything else.
+        """
 
     def round_bytes(self, rows: int, drafted: int) -> int:
         """Bytes one round has to read: weights, recurrent state and KV, the drafter's included."""
+
+    def draft_bytes(self, steps: int) -> int:
+        """Bytes that `steps` steps of the MTP head have to read, as they count in `round_bytes`."""
+
+    def written_bytes(self) -> int:
+        """Bytes of recurrent state that one round writes back to memory."""
 
     def suspect_layer(self) -> str:
         """The first place where the last pass held a NaN or an infinity, in words."""
@@ -87,3 +123,40 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Free threads and memory."""
+
+
+def tree_parents(ids: Sequence[int], parents: Sequence[int] | None) -> Sequence[int] | None:
+    """`parents` after a check, or None where they make a chain.
+
+    Raises ValueError for more rows than a pass takes and for parents that are no tree of these rows.
+    """
+    if len(ids) > VERIFY_ROWS:
+        raise ValueError(f"a verify pass takes at most {VERIFY_ROWS} rows, got {len(ids)}")
+    if parents is None:
+        return None
+    if len(parents) != len(ids):
+        raise ValueError(f"a tree has one parent a row, got {len(parents)} for {len(ids)} rows")
+    if is_chain(parents):
+        return None
+    check_order(parents)
+    return parents
+
+
+def accepted_path(
+    rows: Sequence[int] | int, verified: int, parents: Sequence[int] | None
+) -> Sequence[int]:
+    """The rows a commit keeps, from 0: `verified` rows were computed, with these parents (None: a chain).
+
+    Raises ValueError when they are no path from row 0.
+    """
+    path = range(rows) if isinstance(rows, int) else rows
+    if not 1 <= len(path) <= verified:
+        raise ValueError(
+            f"commit keeps 1 to {verified} rows of the last verify pass, got {len(path) or rows}"
+        )
+    before = -1
+    for row in path:
+        if not 0 <= row < verified or (row - 1 if parents is None else parents[row]) != before:
+            raise ValueError(f"commit keeps a path from row 0, got {list(path)}")
+        before = row
+    return path

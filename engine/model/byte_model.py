@@ -4,6 +4,10 @@
 Every weight of the trunk and the head once, the recurrent state once, the KV of the committed positions once,
 and for a drafter its own weights and the head once a drafted token. Embedding rows and activations are left
 out: they are thousands of times smaller.
+
+The verify pass reads the state. Where accepted rows are committed inside the next verify pass, that is all, and
+this pass writes the state back once. A commit pass of its own reads the state a second time and writes it once;
+the verify pass then writes none, since the states that it walks through stay in each core's cache.
 """
 
 from __future__ import annotations
@@ -41,12 +45,18 @@ class ByteModel:
             mtp_kv_bytes_per_token=kv if mtp else 0,
         )
 
-    def round_bytes(self, rows: int, drafted: int, context_tokens: int) -> int:
+    def round_bytes(
+        self, rows: int, drafted: int, context_tokens: int, *, commit_in_verify: bool = True
+    ) -> int:
         """Bytes of a round with `drafted` tokens from the MTP head and one verify pass of `rows` rows."""
         if rows < 1:
             return 0
-        verify = self.trunk_bytes + self.head_bytes + self.state_bytes
+        verify = self.trunk_bytes + self.head_bytes
+        verify += self.state_bytes * (1 if commit_in_verify else 2)
         verify += self.kv_bytes_per_token * context_tokens
-        one_draft = self.mtp_bytes + self.head_bytes
-        one_draft += self.mtp_kv_bytes_per_token * context_tokens
-        return verify + drafted * one_draft
+        return verify + self.draft_bytes(drafted, context_tokens)
+
+    def draft_bytes(self, steps: int, context_tokens: int) -> int:
+        """Bytes of `steps` steps of the MTP head."""
+        one = self.mtp_bytes + self.head_bytes + self.mtp_kv_bytes_per_token * context_tokens
+        return steps * one

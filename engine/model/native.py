@@ -10,22 +10,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.errors import UsageError
 from engine.knobs import KnobSet
 from engine.load.weights import ModelWeights
-from engine.model.arena import MAX_DRAFT, VERIFY_ROWS, Arena
-from engine.model.backend import OperationTime, Verified
+from engine.model.arena import MAX_ROWS, Arena
+from engine.model.backend import (
+    VERIFY_ROWS,
+    DraftStep,
+    OperationTime,
+    Verified,
+    accepted_path,
+    tree_parents,
+)
 from engine.model.byte_model import ByteModel
 from engine.model.config import ModelConfig
 from engine.model.engaged import Engaged
-from engine.model.mtp_queue import MtpQueue
 from engine.model.native_forward import NativeForward
+from engine.model.native_mtp import NativeMtp
 from engine.model.native_weights import NativeWeights
+from engine.model.steps import PassTape
+from engine.model.switches import Switches
 from engine.model.verify_graph import GraphKey, VerifyGraphs, context_class
+from kernels.build import NativeBuildError
 from kernels.elementwise.native import statistics
 from kernels.gated_delta.buffers import state_from_tiles
 from kernels.tape import Pool, StepModel, Tape
 
-MAX_ROWS = 256  # of a prompt chunk
+_DRAFTS = ("draft", "extend")  # kinds of passes of the MTP head alone
 
 
 @dataclass(slots=True)
@@ -41,7 +52,8 @@ class NativeBackend:
     """See `engine.model.backend.Backend`.
 
     Rows of a verify pass are recorded, not committed: `commit` only names the rows to keep, and the next pass
-    applies them to each state tile as it loads it, so that the state is read and written once a round.
+    applies them to each state tile as it loads it, so that the state is read and written once a round. With
+    QWEN38_COMMIT_IN_VERIFY off a pass of its own applies them at once, with the same bits.
     """
 
     name = "native"
@@ -67,6 +79,8 @@ class NativeBackend:
         self.capacity = capacity
         self.length = 0
         self.pool = pool
+        self._found_threads = 0  # before a switch asked for a number of its own
+        self._graphs: VerifyGraphs[Tape] = VerifyGraphs()
         self._bytes = ByteModel.of(config, weights)
         self._engaged = Engaged()
         self.apply_knobs(knobs)
@@ -76,19 +90,14 @@ class NativeBackend:
         self._arena = Arena.build(
             config, packed.widths, rows=MAX_ROWS, capacity=capacity, mtp=packed.mtp is not None
         )
+        self._mtp = NativeMtp(self._arena, capacity, tokens)
         self._forward = NativeForward(config, packed, self._arena, tokens)
-        self._graphs: VerifyGraphs[Tape] = VerifyGraphs()
         self._ids = self._arena.ids.numpy()
         self._start = self._arena.start.numpy()
         self._pending_count = self._arena.pending.count.numpy()
         self._pending_rows = self._arena.pending.rows.numpy()
-        self._pending_rows[:] = np.arange(VERIFY_ROWS)
+        self._parents = self._arena.parents.numpy()
         self._best = self._arena.best.numpy()
-        self._drafted = self._arena.drafted.numpy()
-        self._hidden_rows = self._arena.hidden.view(torch.int16).numpy()
-        self._waiting_rows = self._arena.mtp_waiting.view(torch.int16).numpy()
-        self._mtp_next = self._arena.mtp_next.numpy()
-        self._mtp_start = self._arena.mtp_start.numpy()
         self._logits = self._arena.logits[:, :tokens].numpy()
         self._times: dict[GraphKey, _Times] = {}
         self.reset(speculate=False)
@@ -98,8 +107,9 @@ class NativeBackend:
         self._parity = 0
         self._pending_count[0] = 0
         self._verified: list[int] = []
+        self._tree: Sequence[int] | None = None  # parents of the verified rows, None for a chain
         self._pass_rows = 0  # of the latest trunk pass, whose tokens lie in the arena
-        self._mtp = MtpQueue(speculate and self._arena.mtp_kv is not None)
+        self._mtp.reset(active=speculate)
         for buffers in self._arena.delta.values():
             buffers.state.recurrent.zero_()
             buffers.state.tail.zero_()
@@ -110,7 +120,8 @@ class NativeBackend:
             part = ids[at : at + MAX_ROWS]
             self._pass("prefill", part)
             self._pending_count[0] = 0
-            self._commit_rows(part)
+            self._mtp.add(self._run, range(len(part)), part)
+            self.length += len(part)
         return Verified([int(self._best[0])], self._logits[:1])
 
     def all_logits(self, ids: Sequence[int]) -> Tensor:
@@ -123,50 +134,46 @@ class NativeBackend:
             logits[at : at + len(part)] = self._arena.logits[: len(part), : logits.shape[1]]
         return logits
 
-    def verify(self, ids: Sequence[int]) -> Verified:
-        rows = len(ids)
-        if rows > VERIFY_ROWS:
-            raise ValueError(f"a verify pass takes at most {VERIFY_ROWS} rows, got {rows}")
+    def verify(self, ids: Sequence[int], parents: Sequence[int] | None = None) -> Verified:
+        rows, tree = len(ids), tree_parents(ids, parents)
         self._begin(ids)
-        self._pass("chain", ids, in_round=True)
+        if tree is not None:
+            self._parents[:rows] = tree
+        self._pass("chain" if tree is None else "tree", ids, in_round=True)
         self._pending_count[0] = 0
-        self._verified = list(ids)
+        self._verified, self._tree = list(ids), tree
         return Verified(self._best[:rows].tolist(), self._logits[:rows])
 
-    def commit(self, keep: int) -> None:
-        ids = self._verified
-        if not 1 <= keep <= len(ids):
-            raise ValueError(
-                f"commit keeps 1 to {len(ids)} rows of the last verify pass, got {keep}"
-            )
+    def commit(self, rows: Sequence[int] | int) -> None:
+        path = accepted_path(rows, len(self._verified), self._tree)
+        ids = [self._verified[row] for row in path]
         self._verified = []
-        self._pending_count[0] = keep
+        self._pending_rows[: len(path)] = path
+        self._pending_count[0] = len(path)
         # The next pass owns the other record set and finds these rows in this one.
         self._parity = 1 - self._parity
-        self._commit_rows(ids[:keep], in_round=True)
+        self._mtp.add(self._run, path, ids, in_round=True)
+        self.length += len(path)
+        if not self._commit_in_verify:
+            self._flush(in_round=True)
+            self._engaged.count("commit passes")
 
     def draft(self, anchor: int, depth: int) -> list[int]:
-        queue = self._mtp
-        depth = min(depth, MAX_DRAFT, self.capacity - self.length + 1)
-        if not queue.active or not queue.positions or depth < 1:
-            return []
-        if queue.paired_with is not None:
-            queue.unpair()
-        if queue.waiting > MAX_DRAFT + 1:
-            # Behind a prompt chunk: one row is left, so that drafts need few recordings.
-            self._extend(queue.following, in_round=True)
-        rows = queue.waiting
-        self._mtp_next[: rows - 1] = queue.following
-        self._mtp_next[rows - 1] = anchor
-        self._mtp_start[0] = queue.written
-        self._mtp_start[1:] = queue.written + rows + np.arange(MAX_DRAFT - 1)
-        self._run("draft", rows, steps=depth, in_round=True)
-        queue.pair_last(anchor)
-        self._keep_row(rows - 1)
-        return self._drafted[:depth].tolist()
+        return [step.tokens[0] for step in self.draft_steps(anchor, depth, 1)]
+
+    def draft_steps(self, anchor: int, depth: int, width: int) -> list[DraftStep]:
+        return self._mtp.draft(self._run, anchor, depth, width)
 
     def round_bytes(self, rows: int, drafted: int) -> int:
-        return self._bytes.round_bytes(rows, drafted, self.length)
+        return self._bytes.round_bytes(
+            rows, drafted, self.length, commit_in_verify=self._commit_in_verify
+        )
+
+    def draft_bytes(self, steps: int) -> int:
+        return self._bytes.draft_bytes(steps, self.length)
+
+    def written_bytes(self) -> int:
+        return self._bytes.state_bytes
 
     def suspect_layer(self) -> str:
         """Reruns the tokens of the last pass from an empty state and looks behind every step.
@@ -219,21 +226,36 @@ class NativeBackend:
         self._times = {}
 
     def apply_knobs(self, knobs: KnobSet) -> None:
+        self._use_threads(knobs.number("CPU_THREADS"))
+        self._switches = Switches.of(knobs)
         self._signature = knobs.signature()
         self._replay = knobs.flag("VERIFY_GRAPH")
+        self._most_recorded_tokens = knobs.number("GRAPH_MAX_CTX")
+        self._replay_drafts = knobs.flag("DRAFT_GRAPH")
+        self._commit_in_verify = knobs.flag("COMMIT_IN_VERIFY")
 
     def engaged(self) -> dict[str, int]:
         return self._engaged.counts()
 
-    def record_rounds(self, depth: int) -> None:
+    def record_rounds(self, depth: int, width: int = 1) -> None:
         """Record the passes that rounds of up to `depth` drafted tokens take, so the first ones are fast."""
-        if not self._replay:
-            return
-        for rows in range(1, depth + 2):
+        for rows in range(1, depth + 2) if self._replay else ():
             for parity in (0, 1):
                 self._graphs.get(self._key("chain", rows, parity=parity), self._record)
-            if depth and self._arena.mtp_kv is not None:
-                self._graphs.get(self._key("draft", rows, steps=depth), self._record)
+        if self._replay_drafts and depth and self._arena.mtp_kv is not None:
+            for rows in range(1, depth + 2):
+                self._graphs.get(self._key("draft", rows, steps=depth, width=width), self._record)
+
+    def _use_threads(self, wanted: int) -> None:
+        """Go on with `wanted` workers; 0: with those that were found best when the model was opened."""
+        if wanted and not self._found_threads:
+            self._found_threads = self.pool.threads
+        count = wanted or self._found_threads
+        if count and count != self.pool.threads:
+            try:
+                self.use_pool(Pool(self.pool.library, count))
+            except NativeBuildError as error:
+                raise UsageError(f"{error}.", kept="The threads that ran go on.") from error
 
     def use_pool(self, pool: Pool) -> None:
         """Go on with another pool of workers; recordings are made anew, results keep their bits."""
@@ -252,7 +274,8 @@ class NativeBackend:
         layers; "mtp keys" and "mtp values" of every position but the last.
         """
         self._flush()
-        arena, queue = self._arena, self._mtp
+        arena = self._arena
+        self._mtp.flush(self._run)
         state: dict[str, Tensor] = {"length": torch.tensor(self.length)}
         for layer, buffers in arena.delta.items():
             state[f"state {layer}"] = state_from_tiles(buffers.state.recurrent)
@@ -260,17 +283,15 @@ class NativeBackend:
         for layer, cache in arena.kv.items():
             state[f"keys {layer}"], state[f"values {layer}"] = cache.read(self.length)
         if arena.mtp_kv is not None:
-            pairs = max(0, queue.positions - 1)
-            state["mtp keys"], state["mtp values"] = arena.mtp_kv.read(pairs)
+            state["mtp keys"], state["mtp values"] = self._mtp.read()
         return state
 
-    def _flush(self) -> None:
-        """Apply the pending rows to the states and write the MTP pairs that can be written."""
+    def _flush(self, *, in_round: bool = False) -> None:
+        """Apply the pending rows to the states and caches."""
         if self._pending_count[0]:
-            self._run("flush", 0)
+            self._start[0] = self.length
+            self._run("flush", 0, in_round=in_round)
             self._pending_count[0] = 0
-        if self._mtp.following:
-            self._extend(self._mtp.following)
 
     def _begin(self, ids: Sequence[int]) -> None:
         """Check the room; rows verified before and not committed are gone."""
@@ -288,44 +309,20 @@ class NativeBackend:
         self._start[0] = self.length
         self._run(kind, len(ids), in_round=in_round)
 
-    def _commit_rows(self, ids: Sequence[int], *, in_round: bool = False) -> None:
-        """Count the rows of the last pass as committed and queue them for the MTP cache."""
-        self.length += len(ids)
-        queue = self._mtp
-        if not queue.active:
-            return
-        if queue.paired_with not in (None, ids[0]):
-            queue.unpair()
-        if queue.waiting + len(ids) > MAX_ROWS:
-            self._extend([*queue.following, ids[0]], in_round=in_round)
-        at = queue.waiting
-        self._waiting_rows[at : at + len(ids)] = self._hidden_rows[: len(ids)]
-        queue.add(ids)
-
-    def _extend(self, next_ids: Sequence[int], *, in_round: bool = False) -> None:
-        """Write the MTP pairs of the first len(next_ids) waiting rows."""
-        rows, queue = len(next_ids), self._mtp
-        self._mtp_next[:rows] = next_ids
-        self._mtp_start[0] = queue.written
-        self._run("extend", rows, in_round=in_round)
-        queue.write(rows)
-        self._keep_row(rows)
-
-    def _keep_row(self, row: int) -> None:
-        """Move a waiting hidden row to the front of the buffer."""
-        if row < MAX_ROWS:
-            self._waiting_rows[0] = self._waiting_rows[row]
-
-    def _run(self, kind: str, rows: int, *, steps: int = 0, in_round: bool = False) -> None:
+    def _run(
+        self, kind: str, rows: int, *, steps: int = 0, width: int = 0, in_round: bool = False
+    ) -> None:
         """Run a recording; only a pass that is part of a round adds to the operation times."""
-        key = self._key(kind, rows, parity=self._parity, steps=steps)
-        if self._replay:
+        key = self._key(kind, rows, parity=self._parity, steps=steps, width=width)
+        prefix = "draft " if kind in _DRAFTS else ""
+        if self._replays(kind):
             tape = self._graphs.get(key, self._record)
             tape.run()
-            self._engaged.count("tape replays")
+            self._engaged.count(f"{prefix}tape replays")
         else:
             tape = self._record(key)
-            self._engaged.count("eager passes")
+            self._engaged.count(f"{prefix}eager passes")
+        self._engaged.add(tape.paths)
         if not in_round:
             return
         times = self._times.get(key)
@@ -334,22 +331,28 @@ class NativeBackend:
         times.runs += 1
         times.total_ms += tape.step_ms()
 
-    def _key(self, kind: str, rows: int, *, parity: int = 0, steps: int = 0) -> GraphKey:
-        if kind in ("head", "draft", "extend"):
+    def _replays(self, kind: str) -> bool:
+        wanted = self._replay_drafts if kind in _DRAFTS else self._replay
+        return wanted and self.length <= self._most_recorded_tokens
+
+    def _key(
+        self, kind: str, rows: int, *, parity: int = 0, steps: int = 0, width: int = 0
+    ) -> GraphKey:
+        if kind in ("head", *_DRAFTS):
             parity = 0  # these passes touch no record
         context = context_class(self.length + rows)
-        return GraphKey(kind, rows, context, self._signature, parity, steps)
+        return GraphKey(kind, rows, context, self._signature, parity, steps, width)
 
     def _record(self, key: GraphKey) -> Tape:
         """Issue the operations of a key; with replay off they run as they are issued."""
-        tape = Tape(self.pool, eager=not self._replay)
+        tape = PassTape(self.pool, self._switches, eager=not self._replays(key.kind))
         forward, arena, rows = self._forward, self._arena, key.rows
         if key.kind == "flush":
             forward.flush(tape, parity=key.parity)
         elif key.kind == "head":
             forward.head(tape, arena.hidden, rows)
         elif key.kind == "draft":
-            forward.draft(tape, rows=rows, steps=key.steps)
+            forward.draft(tape, rows=rows, steps=key.steps, width=key.width)
         elif key.kind == "extend":
             forward.mtp(
                 tape,
@@ -365,6 +368,7 @@ class NativeBackend:
                 rows=rows,
                 parity=key.parity,
                 advance=advance,
+                tree=key.kind == "tree",
                 expected_length=key.context_class,
             )
             first = rows - 1 if advance else 0

@@ -16,14 +16,10 @@ from engine.model.native_weights import (
     NativeMlp,
     NativeWeights,
 )
-from kernels.attention.native import attention
-from kernels.causal_conv.native import delta_prepare
+from engine.model.steps import attention, attention_prepare, delta_prepare, gated_delta, rms_norm
 from kernels.embedding.native import embed
-from kernels.gated_delta.native import gated_delta
-from kernels.head.native import argmax
+from kernels.head.native import argmax, log_sum_exp, top_k
 from kernels.kv_cache.native import KvCache
-from kernels.rms_norm.native import rms_norm
-from kernels.rope.native import attention_prepare
 from kernels.tape import Tape
 
 
@@ -44,12 +40,14 @@ class NativeForward:
         parity: int,
         advance: bool,
         expected_length: int,
+        tree: bool = False,
         after_layer: Callable[[Tape, int, str], None] | None = None,
     ) -> None:
         """Embedding to final norm of `rows` rows, left in arena.hidden.
 
         `parity`: the record set this pass owns; rows pending from the other one are committed first.
-        `advance` commits every row at once instead of recording them. `after_layer(tape, layer, part)` is
+        `advance` commits every row at once instead of recording them. `tree`: the rows are nodes with the
+        parents in arena.parents. `after_layer(tape, layer, part)` is
         called behind each mixer and each MLP, for diagnosis.
         """
         arena, config, layers = self.arena, self.config, self.weights.layers
@@ -57,7 +55,7 @@ class NativeForward:
         self._norm(tape, arena.residual, layers[0].input_norm, arena.normed, rows)
         for index, layer in enumerate(layers):
             if isinstance(layer, NativeDelta):
-                self._delta(tape, index, layer, rows=rows, parity=parity, advance=advance)
+                self._delta(tape, index, layer, rows, parity=parity, advance=advance, tree=tree)
             else:
                 self._attention(
                     tape,
@@ -66,6 +64,7 @@ class NativeForward:
                     start=arena.start,
                     rows=rows,
                     committing=True,
+                    tree=tree,
                     expected_length=expected_length,
                 )
             self._add_norm(tape, layer.post_norm, arena.normed, rows)
@@ -79,11 +78,14 @@ class NativeForward:
                 after_layer(tape, index, "MLP")
 
     def flush(self, tape: Tape, *, parity: int) -> None:
-        """Apply the pending rows to every state, without a pass."""
+        """Apply the pending rows to every state and cache, without a pass."""
+        projected = self.arena.projected
         for index, layer in enumerate(self.weights.layers):
             if isinstance(layer, NativeDelta):
-                self._mix(
-                    tape, index, layer, self.arena.projected, rows=0, parity=parity, advance=True
+                self._mix(tape, index, layer, projected, rows=0, parity=parity, advance=True)
+            else:
+                self._prepare(
+                    tape, layer, self.arena.kv[index], self.arena.start, 0, committing=True
                 )
 
     def head(self, tape: Tape, hidden: Tensor, rows: int) -> None:
@@ -118,10 +120,11 @@ class NativeForward:
         self._mlp(tape, mtp.layer.mlp, rows)
         self._add_norm(tape, mtp.norm, arena.mtp_hidden, rows)
 
-    def draft(self, tape: Tape, *, rows: int, steps: int) -> None:
+    def draft(self, tape: Tape, *, rows: int, steps: int, width: int) -> None:
         """`rows` pairs brought into the MTP cache, then `steps` tokens drafted in a chain.
 
-        The hidden rows are arena.mtp_waiting; every further step feeds the MTP's own normed row back.
+        The hidden rows are arena.mtp_waiting; every further step feeds the MTP's own normed row back. Each
+        step leaves its `width` best tokens, their logits and the logarithm that makes them probabilities.
         """
         arena = self.arena
         self.mtp(
@@ -134,25 +137,43 @@ class NativeForward:
         last = arena.mtp_hidden[rows - 1 :]
         for step in range(steps):
             self.weights.head.append(tape, last, arena.logits, 1, name="draft head")
-            self._argmax(tape, arena.drafted[step:], 1)
+            first = slice(step * width, (step + 1) * width)
+            ids, values = arena.draft_ids[first], arena.draft_values[first]
+            logits = arena.logits[:, : self.tokens]
+            if width == 1:
+                argmax(tape, logits=logits, ids=ids, values=values, rows=1)
+            else:
+                best = ids.view(1, width), values.view(1, width)
+                top_k(tape, logits=logits, ids=best[0], values=best[1], rows=1)
+            log_sum_exp(tape, logits=logits, sums=arena.draft_sums[step : step + 1], rows=1)
             if step + 1 < steps:
                 self.mtp(
                     tape,
                     rows=1,
                     hidden=last,
-                    next_ids=arena.drafted[step:],
+                    next_ids=ids[:1],
                     start=arena.mtp_start[step + 1 : step + 2],
                 )
                 last = arena.mtp_hidden
 
     def _delta(
-        self, tape: Tape, index: int, layer: NativeDelta, *, rows: int, parity: int, advance: bool
+        self,
+        tape: Tape,
+        index: int,
+        layer: NativeDelta,
+        rows: int,
+        *,
+        parity: int,
+        advance: bool,
+        tree: bool,
     ) -> None:
         arena, value_width = self.arena, self.config.value_width
         projected = arena.projected if advance else arena.delta[index].projected[parity]
         layer.project.append(tape, arena.normed, projected, rows, barrier=False, name="delta in")
         layer.gates.append(tape, arena.normed, arena.gates, rows, name="delta gates")
-        self._mix(tape, index, layer, projected, rows=rows, parity=parity, advance=advance)
+        self._mix(
+            tape, index, layer, projected, rows=rows, parity=parity, advance=advance, tree=tree
+        )
         layer.out.append(tape, arena.attended[:, :value_width], arena.mixed, rows, name="delta out")
 
     def _mix(
@@ -165,6 +186,7 @@ class NativeForward:
         rows: int,
         parity: int,
         advance: bool,
+        tree: bool = False,
     ) -> None:
         """Convolution, recurrence and gated norm; commits what is pending, also with 0 rows."""
         arena, config = self.arena, self.config
@@ -174,6 +196,7 @@ class NativeForward:
         heads = config.value_heads
         record = None if advance else buffers.records[parity]
         work = arena.delta_work if advance else arena.verify_work
+        parents = arena.parents if tree else None
         delta_prepare(
             tape,
             shape=shape,
@@ -187,6 +210,7 @@ class NativeForward:
             record=record,
             pending=arena.pending,
             pending_raw=buffers.projected[1 - parity][:, :channels],
+            parents=parents,
         )
         gated_delta(
             tape,
@@ -201,6 +225,7 @@ class NativeForward:
             record=record,
             pending=arena.pending,
             pending_record=buffers.records[1 - parity],
+            parents=parents,
         )
 
     def _attention(
@@ -213,12 +238,44 @@ class NativeForward:
         rows: int,
         committing: bool,
         expected_length: int,
+        tree: bool = False,
     ) -> None:
         arena, config = self.arena, self.config
         layer.project.append(tape, arena.normed, arena.projected, rows, name="attention in")
+        query = self._prepare(tape, layer, cache, start, rows, committing=committing, tree=tree)
+        width = config.attention_width
+        attention(
+            tape,
+            q=arena.query,
+            cache=cache,
+            start=start,
+            out=arena.attended[:, :width],
+            scale=config.head_dim**-0.5,
+            rows=rows,
+            gated=query,
+            parents=arena.parents if tree else None,
+            expected_length=expected_length,
+        )
+        layer.out.append(tape, arena.attended[:, :width], arena.mixed, rows, name="attention out")
+
+    def _prepare(
+        self,
+        tape: Tape,
+        layer: NativeAttention,
+        cache: KvCache,
+        start: Tensor,
+        rows: int,
+        *,
+        committing: bool,
+        tree: bool = False,
+    ) -> Tensor:
+        """Queries into arena.query, keys and values into the cache; moves what is pending, also with 0 rows.
+
+        Returns the projected queries with their gates.
+        """
+        arena, config = self.arena, self.config
         q_at, k_at, v_at = layer.project.offsets
         query = arena.projected[:, q_at : q_at + config.q_rows]
-        width = config.attention_width
         attention_prepare(
             tape,
             q=query,
@@ -233,19 +290,9 @@ class NativeForward:
             eps=config.rms_eps,
             rows=rows,
             pending=arena.pending if committing else None,
+            parents=arena.parents if tree else None,
         )
-        attention(
-            tape,
-            q=arena.query,
-            cache=cache,
-            start=start,
-            out=arena.attended[:, :width],
-            scale=config.head_dim**-0.5,
-            rows=rows,
-            gated=query,
-            expected_length=expected_length,
-        )
-        layer.out.append(tape, arena.attended[:, :width], arena.mixed, rows, name="attention out")
+        return query
 
     def _mlp(self, tape: Tape, mlp: NativeMlp, rows: int) -> None:
         arena = self.arena

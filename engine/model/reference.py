@@ -4,7 +4,8 @@
 Runs in bfloat16 with the model's rounding points, or in float32 throughout. A chunk of the prompt is one pass
 with the chunked delta rule. A verify pass runs its rows one at a time, because a library's matrix product
 rounds differently with the number of rows: so a row has the bits of plain decoding, and the state after each
-row is at hand to be kept.
+row is at hand to be kept. A node of a tree starts from its parent's state and writes its key and value at the
+position behind its parent's: in depth-first order all it reads there are its ancestors.
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ from engine.load.weights import (
     MtpWeights,
     parts_of,
 )
-from engine.model.backend import Verified
+from engine.model.backend import (
+    MAX_DRAFT,
+    MAX_WIDTH,
+    DraftStep,
+    Verified,
+    accepted_path,
+    tree_parents,
+)
 from engine.model.byte_model import ByteModel
 from engine.model.config import ModelConfig
 from kernels.attention.reference import attention
@@ -40,7 +48,7 @@ from kernels.gated_delta.reference import (
     gated_delta_chunked,
     gated_delta_step,
 )
-from kernels.head.reference import head_logits
+from kernels.head.reference import head_logits, top_k
 from kernels.rms_norm.reference import add_rms_norm, gated_rms_norm, rms_norm
 from kernels.rope.reference import apply_rope, rope_tables
 
@@ -52,6 +60,9 @@ class _Row:
     token: int
     hidden: Tensor  # [1, hidden], after the final norm
     recurrent: dict[int, RecurrentState]  # of every delta layer, after this row
+    kv: tuple[
+        tuple[Tensor, Tensor], ...
+    ]  # its key and value in every attention layer; of a tree only
 
 
 class ReferenceBackend:
@@ -97,6 +108,7 @@ class ReferenceBackend:
             for layer in self.config.gdn_layers
         }
         self._verified: list[_Row] = []
+        self._parents: Sequence[int] | None = None
         self._speculate = speculate and self._weights.mtp is not None
         self._mtp_kv.length = 0
         # Hidden row of the last committed position; its MTP row waits for the token that follows it.
@@ -112,43 +124,65 @@ class ReferenceBackend:
         return head_logits(self._advance(ids), self._head)
 
     @torch.inference_mode()
-    def verify(self, ids: Sequence[int]) -> Verified:
+    def verify(self, ids: Sequence[int], parents: Sequence[int] | None = None) -> Verified:
         self._check_room(len(ids))
-        self._verified = []
-        recurrent = self._recurrent
-        for position, token in enumerate(ids, self.length):
-            hidden, recurrent = self._forward([token], position, recurrent)
-            self._verified.append(_Row(token, hidden, recurrent))
+        parents = tree_parents(ids, parents)
+        self._verified, self._parents = [], parents
+        depths: list[int] = []
+        for row, token in enumerate(ids):
+            parent = row - 1 if parents is None else parents[row]
+            depths.append(depths[parent] + 1 if row else 0)
+            before = self._verified[parent].recurrent if row else self._recurrent
+            position = self.length + depths[row]
+            hidden, recurrent = self._forward([token], position, before)
+            kv = () if parents is None else self._kv_at(position)
+            self._verified.append(_Row(token, hidden, recurrent, kv))
         return self._result([row.hidden for row in self._verified])
 
     @torch.inference_mode()
-    def commit(self, keep: int) -> None:
-        rows = self._verified
-        if not 1 <= keep <= len(rows):
-            raise ValueError(
-                f"commit keeps 1 to {len(rows)} rows of the last verify pass, got {keep}"
-            )
+    def commit(self, rows: Sequence[int] | int) -> None:
+        path = accepted_path(rows, len(self._verified), self._parents)
+        kept = [self._verified[row] for row in path]
         self._verified = []
-        self._recurrent = rows[keep - 1].recurrent
-        self.length += keep
-        for row in rows[:keep]:
+        self._recurrent = kept[-1].recurrent
+        for position, row in enumerate(kept, self.length):
+            # A later branch of the tree has written over these positions.
+            for cache, (key, value) in zip(self._kv.values(), row.kv, strict=False):
+                cache.keys[position], cache.values[position] = key, value
+        self.length += len(kept)
+        for row in kept:
             self._remember(row.hidden, [row.token])
 
-    @torch.inference_mode()
     def draft(self, anchor: int, depth: int) -> list[int]:
+        return [step.tokens[0] for step in self.draft_steps(anchor, depth, 1)]
+
+    @torch.inference_mode()
+    def draft_steps(self, anchor: int, depth: int, width: int) -> list[DraftStep]:
         mtp, row, token = self._weights.mtp, self._last_hidden, anchor
         if mtp is None or row is None:
             return []
-        drafted = []
+        steps = []
         first = self._mtp_kv.length
+        depth, width = min(depth, MAX_DRAFT), min(width, MAX_WIDTH, self._tokens)
         for position in range(first, min(first + depth, self.capacity)):
             row = self._mtp_forward(mtp, row, [token], position)
-            token = int(head_logits(row, self._head)[:, : self._tokens].argmax())
-            drafted.append(token)
-        return drafted
+            logits = head_logits(row, self._head)[0, : self._tokens]
+            if logits.isnan().any():
+                return [*steps, DraftStep((-1,) * width, (0.0,) * width)]
+            values, tokens = top_k(logits, width)
+            chances = (values - logits.logsumexp(-1)).exp()
+            steps.append(DraftStep(tuple(tokens.tolist()), tuple(chances.tolist())))
+            token = steps[-1].tokens[0]
+        return steps
 
     def round_bytes(self, rows: int, drafted: int) -> int:
         return self._bytes.round_bytes(rows, drafted, self.length)
+
+    def draft_bytes(self, steps: int) -> int:
+        return self._bytes.draft_bytes(steps, self.length)
+
+    def written_bytes(self) -> int:
+        return self._bytes.state_bytes
 
     @torch.inference_mode()
     def suspect_layer(self) -> str:
@@ -178,6 +212,13 @@ class ReferenceBackend:
     def close(self) -> None:
         self._kv.clear()
         self._recurrent.clear()
+
+    def _kv_at(self, position: int) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Copies of the keys and values at a position, layer by layer."""
+        return tuple(
+            (cache.keys[position].clone(), cache.values[position].clone())
+            for cache in self._kv.values()
+        )
 
     def _check_room(self, rows: int) -> None:
         if rows < 1 or self.length + rows > self.capacity:

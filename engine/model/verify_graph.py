@@ -16,8 +16,8 @@ _KEPT = 256  # recordings; prompts end in chunks of many sizes
 class GraphKey:
     """What a recording is valid for; positions, lengths, tokens and the pending commit are not part of it.
 
-    `kind`: chain, prefill, head, draft or extend. `steps`: further one-row passes in a draft. `parity`: which
-    of the two record sets the pass writes.
+    `kind`: chain, tree, prefill, flush, head, draft or extend. `steps` and `width`: tokens drafted in a line
+    and candidates of each. `parity`: which of the two record sets the pass writes.
     """
 
     kind: str
@@ -26,6 +26,7 @@ class GraphKey:
     signature: tuple[tuple[str, str], ...]
     parity: int
     steps: int = 0
+    width: int = 0
 
 
 class Recording(Protocol):
