@@ -171,7 +171,7 @@ def test_two_threads_and_eager_passes_have_the_same_bits(weight_format: str) -> 
     ids = sequence(70, seed=9)
     results = []
     for threads, replay in ((1, "1"), (2, "1"), (1, "0"), (2, "0")):
-        other = make(weight_format, threads, VERIFY_GRAPH=replay)
+        other = make(weight_format, threads, VERIFY_GRAPH=replay, DRAFT_GRAPH=replay)
         other.reset(speculate=True)
         logits = [torch.from_numpy(other.prefill(ids[:40]).logits.copy())]
         drafted = other.draft(ids[40], 3)
