@@ -27,6 +27,7 @@ COMMANDS = {
     "check": "every kernel against its readable twin, row invariance included",
     "agree": "speculative against plain greedy decoding, token for token",
     "quantize": "an NVFP4 copy of a BF16 checkpoint, with its loss",
+    "corpus": "text files as a corpus for the lookup drafter",
     "knobs": "the QWEN38_* switches, their values and where each comes from",
 }
 

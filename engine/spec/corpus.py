@@ -153,7 +153,7 @@ def build_corpus(
         "separator": SEPARATOR,
         "tokenizer_sha256": tokenizer_sha256,
         "tokens": len(tokens),
-        "documents": len(documents),
+        "documents": sum(1 for document in documents if len(document)),
     }
     folder = Path(out).expanduser()
     refuse_occupied(folder)

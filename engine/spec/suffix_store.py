@@ -37,7 +37,8 @@ from engine.spec.corpus import (
     suffix_order,
 )
 
-_GROWTH = 16  # a large store is sorted again only once it grew by this part of itself
+_SMALL = 1_000_000  # tokens that are sorted within about a second
+_GROWTH = 16  # a larger store is sorted again only once it grew by this part of what is above
 _LOCK_WAIT_S = 2.0
 _FILES = ("tokens.bin", "sa.npy", "meta.json", "lock", "rebuild.lock")
 _TOKEN = np.dtype("<i4")
@@ -140,6 +141,11 @@ class SuffixStore:
     def _make(self) -> None:
         """The folder and its files, where they are missing; both for their owner alone."""
         folder = self._folder
+        if folder.exists() and not folder.is_dir():
+            raise CorpusError(
+                f"{str(folder)!r} is a file, not the folder of a suffix store.",
+                next_step="Name a folder for QWEN38_SUFFIX_STORE.",
+            )
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         known = {*_FILES, *(f"{name}.partial" for name in _FILES)}
         strange = next((each.name for each in folder.iterdir() if each.name not in known), None)
@@ -230,7 +236,9 @@ class SuffixStore:
         """Sort in the background when at least `least` tokens are new."""
         indexed = len(self._index) if self._index else 0
         new = self._count() - indexed
-        if new < max(least, indexed // _GROWTH) or (self._sorting and self._sorting.is_alive()):
+        if new < max(least, (indexed - _SMALL) // _GROWTH):
+            return
+        if self._sorting and self._sorting.is_alive():
             return
         # A daemon: sorting tens of millions of tokens takes a while, and the program may end before.
         self._sorting = threading.Thread(
