@@ -77,7 +77,9 @@ class PriceTable:
     def to_json(self) -> dict[str, Any]:
         """The file's content."""
         values: dict[str, Any] = {
-            str(tokens): {kind: {str(rows): ms for rows, ms in kinds[kind].items()} for kind in KINDS}
+            str(tokens): {
+                kind: {str(rows): ms for rows, ms in kinds[kind].items()} for kind in KINDS
+            }
             for tokens, kinds in self.classes.items()
         }
         if self.provenance:
@@ -114,7 +116,8 @@ def parse_prices(text: str, *, name: str, source: str) -> PriceTable:
         raise _refused(name, "no context class is in it")
     classes: dict[int, dict[str, dict[int, float]]] = {}
     for key, kinds in values.items():
-        classes[_class_tokens(name, key)] = _kinds(name, key, kinds)
+        tokens = _class_tokens(name, key)
+        classes[tokens] = _kinds(name, key, kinds)
     ordered = {tokens: classes[tokens] for tokens in sorted(classes)}
     return PriceTable(ordered, source, provenance, tuple(_dips(ordered)))
 
@@ -182,7 +185,9 @@ def _rows(name: str, where: str, table: Any) -> dict[int, float]:
         if not 1 <= rows <= MAX_NODES or key != str(rows):
             raise _refused(name, f"{where}: {key[:20]!r} is no row count from 1 to {MAX_NODES}")
         if isinstance(ms, bool) or not isinstance(ms, int | float) or not 0 < ms <= _LARGEST_MS:
-            raise _refused(name, f"{where}, {rows} rows: {str(ms)[:40]} is no positive number of ms")
+            raise _refused(
+                name, f"{where}, {rows} rows: {str(ms)[:40]} is no positive number of ms"
+            )
         prices[rows] = float(ms)
     return dict(sorted(prices.items()))
 
@@ -217,7 +222,7 @@ def _dips(classes: Mapping[int, Mapping[str, Mapping[int, float]]]) -> list[str]
     for tokens, kinds in classes.items():
         for kind in KINDS:
             prices = list(kinds[kind].items())
-            for (fewer, less), (more, ms) in zip(prices, prices[1:]):
+            for (fewer, less), (more, ms) in zip(prices[:-1], prices[1:], strict=True):
                 if ms < less:
                     found.append(f"{tokens} {kind}: {more} rows cost less than {fewer}")
     return found

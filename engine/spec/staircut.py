@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The router that spends exactly as many verify rows as pay.
+
+Every round it cuts each candidate (lookup tree, the head's tree and its greedy line, both merged) at the size
+that maximises
+
+    V(n) = (sum of the n largest acceptance chances + 1) / (price of n + 1 rows + draft_ms + rest_ms)
+
+and verifies the best; 0 nodes is a plain round. A price is the whole verify pass with the commit it carries, so
+that no commit is added; draft_ms is the learned cost of the head's draft, and rest_ms what remains of a whole
+round: nothing is counted twice. A head is asked only when its own record beats what is at hand.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from engine.spec.drafter import RoundOutcome
+from engine.spec.prices import CHAIN, TREE, Curve
+from engine.spec.staircut_cut import Cut, Terms, best_cut, chances_of, likeliest_line
+from engine.spec.staircut_heads import Head, Plan
+from engine.spec.staircut_lookup import LookupArm
+from engine.spec.staircut_merge import best_value, joint_chances, shared_line
+from engine.spec.staircut_prices import LivePrices
+from engine.spec.tree import MAX_NODES, DraftTree
+from engine.spec.tree_builder import merge
+
+PLAIN, LOOKUP = "plain", "lookup"
+_REST_SHARE = 0.1
+_REST_FARTHEST = 3.0
+_MERGE_GAIN = 1.02  # what a merged tree must promise before it is built
+
+
+class Candidate(NamedTuple):
+    """A tree at its best size."""
+
+    cut: Cut
+    name: str
+    tree: DraftTree | None  # None: the anchor alone
+
+
+@dataclass(frozen=True, slots=True)
+class RouteChoice:
+    """What a round verifies and why.
+
+    candidate: plain, lookup, the head's name, its line ("mtp line") or a merge ("mtp+lookup"). nodes: drafted
+    rows of the verify pass. expected_tokens, tokens_per_ms: what the round is expected to add, and at which
+    rate over the whole of it. alternatives: the others, (candidate, nodes, tokens_per_ms) at their own best
+    size. skipped: why no head drafted, empty where one did.
+    """
+
+    candidate: str
+    nodes: int
+    expected_tokens: float
+    tokens_per_ms: float
+    alternatives: tuple[tuple[str, int, float], ...]
+    price_source: str
+    skipped: str = ""
+
+
+class StairCut:
+    """See the module; one lives as long as its engine, so that costs and rates outlast a text.
+
+    Args:
+        prices: of verify passes on the engine's own backend.
+        lookup: the cheap source, asked every round.
+        heads: those that take time, in no order.
+        nodes: the most nodes besides the anchor.
+        skip: leave the head's draft out while a copy runs and the lookup alone promises more.
+        whole: take every candidate at its largest size instead.
+        clock: seconds.
+    """
+
+    name = "staircut"
+
+    def __init__(
+        self,
+        prices: LivePrices,
+        *,
+        lookup: LookupArm | None = None,
+        heads: Sequence[Head] = (),
+        nodes: int = MAX_NODES - 1,
+        skip: bool = True,
+        whole: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._prices = prices
+        self._lookup = lookup
+        self._heads = tuple(heads)
+        self._nodes = nodes
+        self._skip = skip
+        self._whole = whole
+        self._clock = clock
+        self._learning = True
+        self._context = 0
+        self._rest_ms = 0.0
+        self._rests = 0
+        self._began_s: float | None = None  # when the round that was settled last began
+        self._named_ms = 0.0  # its draft and verify
+        self._head_ms = 0.0
+        self._look_factor = 1.0
+        self.choice = RouteChoice(PLAIN, 0, 1.0, 0.0, (), prices.source)
+
+    @property
+    def learning(self) -> bool:
+        """Whether costs, rates and calibrations follow the rounds."""
+        return self._learning
+
+    def freeze(self, *, frozen: bool = True) -> None:
+        """Hold everything that outlives a text or comes from a clock; equal texts then get equal decisions.
+
+        What belongs to one text goes on being learned from its tokens; no head is probed.
+        """
+        self._learning = not frozen
+        for arm in (*self._heads, *((self._lookup,) if self._lookup else ())):
+            arm.learning = self._learning
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """A new text of these committed tokens."""
+        self._context = len(prompt)
+        self._began_s = None
+        if self._lookup:
+            self._lookup.begin(prompt)
+        for head in self._heads:
+            head.begin(prompt)
+
+    def propose(self, anchor: int, limit: int) -> DraftTree | None:
+        """The best cut of the best candidate, or None for a plain round."""
+        now_s = self._clock()
+        if self._began_s is not None and self._learning:
+            self._learn_rest((now_s - self._began_s) * 1e3 - self._named_ms)
+        self._began_s = now_s
+        self._head_ms = 0.0
+        limit = min(limit, self._nodes)
+        prices = self._prices.curves(self._context)
+        terms = Terms(prices, self._rest_ms / self._prices.level, limit)
+        found: list[Candidate] = []
+        if limit < 1:
+            return self._take(found, terms, "no room")
+        looked = self._look(anchor, limit)
+        if looked is not None:
+            self._consider(found, LOOKUP, *looked, terms)
+        head, plan, skipped = self._choose_head(found, terms)
+        if head is None:
+            return self._take(found, terms, skipped)
+        begun_s = self._clock()
+        drafted = head.draft(anchor, plan.steps, limit, self._clock)
+        self._head_ms = (self._clock() - begun_s) * 1e3
+        cost_ms = head.cost_ms(plan.steps, prices[0][1] * self._prices.level)
+        terms = terms._replace(spent_ms=terms.spent_ms + cost_ms / self._prices.level)
+        found.clear()
+        if looked is not None:
+            self._consider(found, LOOKUP, *looked, terms)
+        if drafted is not None:
+            self._consider_head(found, head, drafted, looked, terms)
+        return self._take(found, terms, "")
+
+    def settle(self, done: RoundOutcome) -> None:
+        """Learn from what the round committed."""
+        if self._lookup:
+            self._lookup.settle(done)
+        for head in self._heads:
+            head.settle(done)
+        if self._learning:
+            kind = CHAIN if done.tree.is_chain else TREE
+            self._prices.observe(kind, len(done.tree), self._context, done.verify_ms)
+        self._context += len(done.tokens)
+        self._named_ms = self._head_ms + done.verify_ms
+
+    def _look(self, anchor: int, limit: int) -> tuple[DraftTree, Sequence[float]] | None:
+        """The lookup's tree and its chances."""
+        proposal = self._lookup.look(anchor, limit) if self._lookup else None
+        if proposal is None or self._lookup is None:
+            return None
+        self._look_factor = self._lookup.factor(proposal)
+        return proposal.tree, self._lookup.chances(proposal)
+
+    def _choose_head(
+        self,
+        found: list[Candidate],
+        terms: Terms,
+    ) -> tuple[Head | None, Plan, str]:
+        """(the head to ask, its plan, why none is asked)."""
+        none = Plan(0.0, 0, 0)
+        if not self._heads:
+            return None, none, "no head"
+        prices, rest_ms, limit = terms
+        plain_value = 1.0 / (prices[0][1] + rest_ms)
+        at_hand = max((each.cut.value for each in found), default=plain_value)
+        level = self._prices.level
+        plans = [(head.plan(prices, rest_ms, level, limit), head) for head in self._heads]
+        plan, head = max(plans, key=lambda each: each[0].value)
+        if self._whole:
+            return head, plan, ""
+        if self._skip and self._lookup and self._lookup.copying and at_hand >= plan.value:
+            return None, none, "a copy runs"
+        if plan.value > plain_value:
+            head.worth()
+            for other_plan, other in plans:
+                if other is head or not self._learning:
+                    continue
+                if other.due(self._extra(other, other_plan, prices), rival=True):
+                    return other, other_plan, ""
+            return head, plan, ""
+        for each_plan, each in plans:
+            if self._learning and each.due(self._extra(each, each_plan, prices)):
+                return each, each_plan, ""
+        return None, none, "a draft does not pay"
+
+    def _extra(self, head: Head, plan: Plan, prices: tuple[Curve, Curve]) -> float:
+        """How much longer than a plain round one with this draft takes, as a share of the plain round."""
+        plain_ms = prices[0][1] * self._prices.level
+        more_ms = (prices[0][plan.rows] - prices[0][1]) * self._prices.level
+        return (head.cost_ms(plan.steps, plain_ms) + more_ms) / (plain_ms + self._rest_ms)
+
+    def _consider(
+        self,
+        found: list[Candidate],
+        name: str,
+        tree: DraftTree,
+        chances: Sequence[float],
+        terms: Terms,
+    ) -> Cut:
+        cut = best_cut(chances, tree.parents, *terms, whole=self._whole)
+        found.append(Candidate(cut, name, tree))
+        return cut
+
+    def _consider_head(
+        self,
+        found: list[Candidate],
+        head: Head,
+        drafted: DraftTree,
+        looked: tuple[DraftTree, Sequence[float]] | None,
+        terms: Terms,
+    ) -> None:
+        """Add the head's candidates: its tree, the line in a tree with branches, the merge with the lookup."""
+        chances = head.chances
+        cut = self._consider(found, head.name, drafted, chances, terms)
+        if not drafted.is_chain and not self._whole:
+            line = likeliest_line(chances, drafted.parents)
+            chain = drafted.subset(line)
+            of_line = [1.0, *(chances[node] for node in line)]
+            self._consider(found, f"{head.name} line", chain, of_line, terms)
+        if looked is None or self._whole or not cut.nodes or not found[0].cut.nodes:
+            return
+        other, other_chances = looked
+        joint, scale = joint_chances(chances, other_chances, shared_line(drafted, other))
+        at_hand = max(each.cut.value for each in found)
+        if best_value(joint, terms) <= at_hand * _MERGE_GAIN:
+            return
+        factors = {
+            drafted.sources[-1]: head.calibration.factor * scale,
+            other.sources[-1]: self._look_factor * scale,
+        }
+        merged = merge(drafted, other)
+        of_merged = chances_of(merged, factors)
+        name = f"{head.name}+{LOOKUP}"
+        self._consider(found, name, merged, of_merged, terms)
+
+    def _take(
+        self,
+        found: list[Candidate],
+        terms: Terms,
+        skipped: str,
+    ) -> DraftTree | None:
+        """Choose among the candidates and keep the choice for whoever looks."""
+        per_ms = 1.0 / self._prices.level
+        plain_value = 1.0 / (terms.prices[0][1] + terms.spent_ms)
+        best: Candidate | None = None
+        for each in found:
+            if each.cut.nodes and (best is None or each.cut.value > best.cut.value):
+                best = each
+        alternatives = [
+            (name, cut.nodes, cut.value * per_ms)
+            for cut, name, _ in found
+            if best is None or name != best.name
+        ]
+        cut, name, tree = best or Candidate(Cut(plain_value, 0, 1.0, []), PLAIN, None)
+        if best:
+            alternatives.append((PLAIN, 0, plain_value * per_ms))
+        self.choice = RouteChoice(
+            name,
+            cut.nodes,
+            cut.expected,
+            cut.value * per_ms,
+            tuple(alternatives),
+            self._prices.source,
+            skipped,
+        )
+        if tree is None or cut.nodes == len(tree) - 1:
+            return tree
+        return tree.subset(cut.order[: cut.nodes])
+
+    def _learn_rest(self, rest_ms: float) -> None:
+        self._rests += 1
+        rest_ms = max(rest_ms, 0.0)
+        if self._rests <= 3:
+            self._rest_ms = rest_ms if self._rests == 1 else min(rest_ms, self._rest_ms)
+        else:
+            rest_ms = min(rest_ms, _REST_FARTHEST * self._rest_ms)
+            self._rest_ms += _REST_SHARE * (rest_ms - self._rest_ms)

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Drafters that take time to draft, and what the router expects of each before it asks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from engine.spec.drafter import Drafter, RoundOutcome
+from engine.spec.prices import Curve
+from engine.spec.staircut_cut import chances_of
+from engine.spec.staircut_learn import Calibration, Cost, StepCosts, StepRates, outcome
+from engine.spec.tree import MAX_NODES, DraftTree
+
+_PROBE_ROUNDS = 32  # between two drafts by a head that does not pay
+_PROBE_SHARE = 0.01  # of the time of these rounds that a probe may take
+_PROBE_DOUBLINGS = 5
+_AT_ONCE = 1 << 30  # rounds waited for a probe that is due whatever it costs
+_STEP_PRIOR = 0.15  # of a plain round: what a step costs before one was timed
+_BLOCK_PRIOR = 0.5
+_PROFILE_SHARE = 0.1
+_PROFILE_MODEL_SHARE = 0.02
+_PROFILE_START = 0.85  # chance of the likeliest node, by which each next one is less likely
+
+
+class Plan(NamedTuple):
+    """What a draft is expected to bring, in tokens a millisecond, and what it takes."""
+
+    value: float
+    steps: int
+    rows: int  # of the verify pass behind it
+
+
+class Head:
+    """One such drafter: when it is worth asking, what it costs, how far its scores can be believed."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self.name = drafter.name
+        self.calibration = Calibration()
+        self.drafted: DraftTree | None = None  # of this round
+        self.chances: Sequence[float] = (1.0,)  # of its nodes
+        self._waited = 0
+        self._failed = 0
+        self._probing = False
+        self.learning = True
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """A new text."""
+        self._drafter.begin(prompt)
+        self.calibration.begin()
+        self._waited = self._failed = 0
+        self._probing = False
+
+    def plan(self, prices: tuple[Curve, Curve], rest_ms: float, level: float, limit: int) -> Plan:
+        """The best draft of at most `limit` (1 or more) nodes, `rest_ms` being what else the round costs."""
+        raise NotImplementedError
+
+    def draft(
+        self, anchor: int, steps: int, limit: int, clock: Callable[[], float]
+    ) -> DraftTree | None:
+        """Ask the drafter; the time it takes is learned."""
+        begun = clock()
+        tree = self._propose(anchor, steps, limit)
+        if self.learning:
+            self._learn_cost(steps, (clock() - begun) * 1e3)
+        if tree is not None and len(tree) > 1:
+            self.drafted = tree
+            self.chances = chances_of(tree, {tree.sources[-1]: self.calibration.factor})
+        return self.drafted
+
+    def cost_ms(self, steps: int, plain_ms: float) -> float:
+        """What a draft costs; `plain_ms` is the price of a plain round."""
+        raise NotImplementedError
+
+    def worth(self) -> None:
+        """The plan beats every round without this head."""
+        self._failed = self._waited = 0
+
+    def due(self, extra_share: float, *, rival: bool = False) -> bool:
+        """Whether to draft although the plan says it does not pay, at `extra_share` more than a plain round.
+
+        Once in at least 32 rounds and so rarely that it takes at most 1 % of their time; half as often after
+        each probe that was wholly rejected, at once after one that was not. Where the head loses to a `rival`
+        only, each probe makes the next one rarer.
+        """
+        self._waited += 1
+        rounds = max(_PROBE_ROUNDS, math.ceil(extra_share / _PROBE_SHARE))
+        if self._waited < rounds << min(self._failed, _PROBE_DOUBLINGS):
+            return False
+        self._waited = 0
+        self._failed += rival
+        self._probing = not rival
+        return True
+
+    def settle(self, done: RoundOutcome) -> None:
+        """Learn from what the round committed."""
+        self._drafter.settle(done)
+        tree = self.drafted
+        if tree is not None:
+            accepted, realised = outcome(tree, self.chances, done.tokens)
+            self.calibration.learn(realised, sum(tree.scores) - 1.0, model=self.learning)
+            self._learn(tree, accepted, done)
+            if self._probing:
+                self._failed = 0 if accepted else self._failed + 1
+                self._waited = _AT_ONCE if accepted else 0
+        self._probing = False
+        self.drafted = None
+
+    def _propose(self, anchor: int, steps: int, limit: int) -> DraftTree | None:
+        raise NotImplementedError
+
+    def _learn_cost(self, steps: int, ms: float) -> None:
+        raise NotImplementedError
+
+    def _learn(self, tree: DraftTree, accepted: int, done: RoundOutcome) -> None:
+        raise NotImplementedError
+
+
+class StepHead(Head):
+    """A head whose draft takes one step a token, so that its depth is chosen before."""
+
+    def __init__(self, drafter: Drafter, most: int) -> None:
+        super().__init__(drafter)
+        self._most = most
+        self.rates = StepRates(most)
+        self._costs = StepCosts(most)
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        super().begin(prompt)
+        self.rates.begin()
+
+    def plan(self, prices: tuple[Curve, Curve], rest_ms: float, level: float, limit: int) -> Plan:
+        chain_ms = prices[0]
+        best = Plan(0.0, 1, 2)
+        expected = 1.0
+        for steps, chance in enumerate(self.rates.chances(min(limit, self._most)), 1):
+            expected += chance
+            spent_ms = rest_ms + self.cost_ms(steps, chain_ms[1] * level) / level
+            value = expected / (chain_ms[steps + 1] + spent_ms)
+            if value > best.value:
+                best = Plan(value, steps, steps + 1)
+        return best
+
+    def cost_ms(self, steps: int, plain_ms: float) -> float:
+        known = self._costs.ms(steps)
+        return _STEP_PRIOR * steps * plain_ms if known is None else known
+
+    def _propose(self, anchor: int, steps: int, limit: int) -> DraftTree | None:
+        return self._drafter.propose(anchor, steps)
+
+    def _learn_cost(self, steps: int, ms: float) -> None:
+        self._costs.learn(steps, ms)
+
+    def _learn(self, tree: DraftTree, accepted: int, done: RoundOutcome) -> None:
+        tried, matched = line_outcome(tree, done.tokens)
+        self.rates.learn(matched, tried, model=self.learning)
+
+
+class BlockHead(Head):
+    """A head that drafts a whole tree at one cost; the round takes of it what pays."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        super().__init__(drafter)
+        self._cost = Cost()
+        start = [_PROFILE_START**n for n in range(1, MAX_NODES)]
+        self._model_profile = start
+        self._profile = list(start)  # chance of the likeliest node, the next one, ..
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        super().begin(prompt)
+        self._profile = list(self._model_profile)
+
+    def plan(self, prices: tuple[Curve, Curve], rest_ms: float, level: float, limit: int) -> Plan:
+        tree_ms = prices[1]
+        spent_ms = rest_ms + self.cost_ms(1, prices[0][1] * level) / level
+        best = Plan(0.0, 1, 2)
+        expected = 1.0
+        for rows, chance in enumerate(self._profile[:limit], 2):
+            expected += chance
+            value = expected / (tree_ms[rows] + spent_ms)
+            if value > best.value:
+                best = Plan(value, 1, rows)
+        return best
+
+    def cost_ms(self, steps: int, plain_ms: float) -> float:
+        return self._cost.ms if self._cost.samples else _BLOCK_PRIOR * plain_ms
+
+    def _propose(self, anchor: int, steps: int, limit: int) -> DraftTree | None:
+        return self._drafter.propose(anchor, limit)
+
+    def _learn_cost(self, steps: int, ms: float) -> None:
+        self._cost.learn(ms)
+
+    def _learn(self, tree: DraftTree, accepted: int, done: RoundOutcome) -> None:
+        factor = self.calibration.factor
+        chances = sorted((min(1.0, score * factor) for score in tree.scores[1:]), reverse=True)
+        chances += [0.0] * (MAX_NODES - 1 - len(chances))
+        _blend(self._profile, chances, _PROFILE_SHARE)
+        if self.learning:
+            _blend(self._model_profile, chances, _PROFILE_MODEL_SHARE)
+
+
+def line_outcome(tree: DraftTree, tokens: Sequence[int]) -> tuple[int, int]:
+    """(steps of the tree's first line whose outcome is known, how many of them from the start were right)."""
+    parents, drafted = tree.parents, tree.tokens
+    matched = 0
+    for node in range(1, len(parents)):
+        if parents[node] != node - 1 or matched == len(tokens):
+            break
+        if drafted[node] != tokens[matched]:
+            return matched + 1, matched
+        matched += 1
+    return matched, matched
+
+
+def _blend(into: list[float], new: Sequence[float], share: float) -> None:
+    for at, value in enumerate(new[: len(into)]):
+        into[at] += share * (value - into[at])
