@@ -38,14 +38,14 @@ _ROUND: tuple[Knob, ...] = (
         "COMMIT_IN_VERIFY", "bool", "1",
         "Apply the accepted rows inside the next verify pass as it loads each state, instead of in a pass of "
         "their own.",
-        "identical", "live", "commit passes a round", "verify",
+        "identical", "live", "commit passes", "verify",
         why="the readable operations keep the state behind every row",
     ),
     Knob(
         "VERIFY_ROWS", "int", "32",
         "The most rows, the anchor included, that one verify pass takes.",
-        "proposes-only", "live", "rows a round", "verify", 1, 32,
-        backends=(), why="the cap on rows is not part of this version",
+        "proposes-only", "live", "rows verified", "verify", 1, 32,
+        backends=_CPU,
     ),
     # Drafters
     Knob(
@@ -56,14 +56,14 @@ _ROUND: tuple[Knob, ...] = (
     ),
     Knob(
         "MTP_TREE", "int", "0",
-        "How many side branches the MTP head's draft gets beside its chain, as a tree; 0 drafts a chain.",
-        "proposes-only", "live", "tree nodes a round", "drafters", 0, 4,
-        backends=(), why="trees from the MTP head are not part of this version",
+        "How many side branches the MTP head's draft gets at each step beside its chain; 0 drafts a chain.",
+        "proposes-only", "live", "tree passes", "drafters", 0, 4,
+        backends=_CPU, needs=("the MTP head",),
     ),
     Knob(
         "DRAFT_GRAPH", "bool", "1",
         "Replay the drafter's pass from a recorded tape instead of issuing every operation.",
-        "proposes-only", "live", "draft tape replays a round", "drafters",
+        "proposes-only", "live", "draft tape replays", "drafters",
         why="the readable operations are not recorded",
     ),
     Knob(
@@ -124,9 +124,9 @@ _ROUND: tuple[Knob, ...] = (
     # Router
     Knob(
         "TREE_NODES", "int", "0",
-        "How many nodes besides the anchor a draft tree may have; 0 leaves it to the drafter.",
-        "proposes-only", "live", "tree nodes a round", "router", 0, 31,
-        backends=(), why="draft trees are not part of this version",
+        "How many nodes besides the anchor a draft may have; 0 leaves it to the drafter.",
+        "proposes-only", "live", "rows verified", "router", 0, 31,
+        backends=_CPU,
     ),
     Knob(
         "LEN_SWITCH", "bool", "0",
@@ -171,7 +171,8 @@ _ROUND: tuple[Knob, ...] = (
     ),
     Knob(
         "CPU_THREADS", "int", "0",
-        "How many workers compute a pass; 0 leaves it to the choice made when the model was loaded.",
+        "How many workers compute a pass, whatever --threads says; 0 leaves the choice made when the model was "
+        "loaded.",
         "identical", "live", "passes on other threads", "runtime", 0, 256,
         why="PyTorch's threads are chosen when a model is loaded",
     ),

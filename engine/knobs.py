@@ -97,9 +97,7 @@ class KnobSet:
     def signature(self) -> tuple[tuple[str, str], ...]:
         """The switches that a recorded pass depends on, with their values."""
         return tuple(
-            (knob.name, self._raw[knob.name][0])
-            for knob in KNOBS
-            if knob.flip != "reload" and knob.bits != "proposes-only"
+            (knob.name, self._raw[knob.name][0]) for knob in KNOBS if knob.flip == "recapture"
         )
 
     def flag(self, name: str) -> bool:

@@ -5,44 +5,54 @@ from __future__ import annotations
 
 import argparse
 import threading
+from dataclasses import asdict
 
+from engine.api_knobs import KnobRow
 from engine.cli import OK, add_model_options, knob_changes, print_json
-from engine.knobs import KNOBS, PREFIX, KnobSet
+from engine.knob_guide import guide
+from engine.knob_rows import knob_rows, served_values
+from engine.knobs import KnobSet
 from engine.paths import profile_path
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     add_model_options(parser)
+    parser.add_argument("--markdown", action="store_true", help="the guide ops/guides/knobs.md")
 
 
 def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
-    """Print every switch."""
+    """Print every switch as the CPU backend takes it, before a model is loaded."""
+    if arguments.markdown:
+        print(guide(), end="")
+        return OK
     values = KnobSet.resolve(
         profile=profile_path(arguments.profile), changes=knob_changes(arguments)
     )
-    rows = []
-    for knob in KNOBS:
-        value, source = values.raw(knob.name)
-        rows.append(
-            {
-                "name": PREFIX + knob.name,
-                "value": value,
-                "source": source,
-                "default": knob.default,
-                "accepts": knob.accepted(),
-                "bits": knob.bits,
-                "flip": knob.flip,
-                "effect": knob.effect,
-            }
-        )
+    backend = "reference" if values.choice("CPU_ISA") == "reference" else "native"
+    rows = knob_rows(values, backend=backend, offers=None, engaged={}, served=served_values())
     if arguments.json:
-        print_json({"knobs": rows})
+        print_json({"backend": backend, "knobs": [_record(row) for row in rows]})
         return OK
+    group = ""
     for row in rows:
+        if row.group != group:
+            group = row.group
+            print(f"\n{group.upper()}")
         print(
-            f"{row['name']}={row['value']}  ({row['source']}; default {row['default'] or '(empty)'})"
+            f"{row.name}={row.value}  ({row.source}; default {row.default or '(empty)'}, "
+            f"served {row.served or '(empty)'})"
         )
-        print(f"    {row['effect']}")
-        print(f"    accepts {row['accepts']}; bits: {row['bits']}; takes effect: {row['flip']}")
+        print(f"    {row.effect}")
+        print(f"    accepts {row.accepts}; bits: {row.bits}; takes effect: {row.flip}")
+        if row.rules:
+            print(f"    {', '.join(row.rules)}")
+        if not row.available:
+            print(f"    no effect here: {row.reason}")
     return OK
+
+
+def _record(row: KnobRow) -> dict[str, object]:
+    record = asdict(row)
+    del record["engaged_count"]  # nothing runs yet
+    return record

@@ -51,7 +51,9 @@ class OpenedBackend:
         elif depth == 0:
             speculation = "off: QWEN38_MTP_DEPTH is 0"
         else:
-            speculation = f"MTP, depth {depth}"
+            width = knobs.number("MTP_TREE")
+            branches = f", {width} side branches a step" if width else ""
+            speculation = f"MTP, depth {depth}{branches}"
         return ModelCard(
             name=checkpoint.name,
             path=str(checkpoint.path),
@@ -129,6 +131,7 @@ def _native(
     stage: Callable[[str], None],
 ) -> OpenedBackend:
     layers = checkpoint.config.layers
+    threads = knobs.number("CPU_THREADS") or threads
     with contextlib.ExitStack() as undo:
         pool = undo.enter_context(_pool(library, threads or 1))
         backend = NativeBackend(
@@ -144,7 +147,7 @@ def _native(
         stage("timing a round")
         count = threads or choose_threads(backend, library)
         device = f"CPU, {_threads(count)}, {ISA_NAMES[library.isa]}"
-        backend.record_rounds(knobs.number("MTP_DEPTH"))
+        backend.record_rounds(knobs.number("MTP_DEPTH"), 1 + knobs.number("MTP_TREE"))
         roof = roof_of_rounds(backend.pool, backend.round_bytes(1, 0))
         undo.pop_all()
     return OpenedBackend(backend, device, (), roof, count)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class Engaged:
     """Counts by path name, written by the thread that runs the model and read from any."""
@@ -13,6 +15,11 @@ class Engaged:
     def count(self, path: str, times: int = 1) -> None:
         """The path was taken `times` more."""
         self._counts[path] = self._counts.get(path, 0) + times
+
+    def add(self, paths: Mapping[str, int]) -> None:
+        """Each of these paths was taken that often more."""
+        for path, times in paths.items():
+            self._counts[path] = self._counts.get(path, 0) + times
 
     def counts(self) -> dict[str, int]:
         """A copy of the counts so far."""

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from engine.load.stored import Dense, Fp8Block, Fp8Row, Nvfp4, StoredLinear
+from engine.model.steps import linear
 from kernels.bf16_linear.pack import pack_bf16
-from kernels.cpu.product import PackedLinear, linear
+from kernels.cpu.product import PackedLinear
 from kernels.fp8_linear.pack import pack_fp8_blocks, pack_fp8_rows
 from kernels.nvfp4_linear.pack import pack_nvfp4
 from kernels.tape import Tape

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Switches of the forward pass: norms, head, attention and the gated delta rule.
+
+On the CPU "off" is the readable PyTorch operation between two native calls: slower, and a second opinion.
+"""
+
+from __future__ import annotations
+
+from engine.knob_kinds import Knob
+
+_READABLE = "the readable operations are all there is on this backend"
+
+FORWARD: tuple[Knob, ...] = (
+    Knob(
+        "FUSED_NORM", "bool", "1",
+        "Take RMS norms in a kernel; off, in PyTorch, with the residual sum apart.",
+        "near-tie", "recapture", "norm kernels", "verify",
+        why=_READABLE,
+    ),
+    Knob(
+        "FUSED_ADDNORM", "bool", "1",
+        "Add to the residual stream and take the norm of the sum in one kernel; off, in two.",
+        "identical", "recapture", "add-norm kernels", "verify",
+        why=_READABLE,
+    ),
+    Knob(
+        "FUSED_HEAD", "bool", "1",
+        "Compute the logits of a single row in a kernel; off, expand the head and use the library's product.",
+        "near-tie", "recapture", "one-row head kernels", "verify",
+        why=_READABLE,
+    ),
+    Knob(
+        "DECODE_ATTN", "bool", "1",
+        "Attend in a kernel in passes of up to 32 rows; off, through the library's scaled dot product.",
+        "near-tie", "recapture", "narrow attention kernels", "verify",
+        why=_READABLE,
+    ),
+    Knob(
+        "GQA_FROM", "int", "0",
+        "From how many rows of a prompt chunk attention goes through the library; 0 never.",
+        "near-tie", "recapture", "wide attention by PyTorch", "verify", 0, 65536,
+        why=_READABLE,
+    ),
+    Knob(
+        "FUSED_ATTN_PREP", "bool", "1",
+        "Take head norms, rotary embedding and the KV append in one kernel; off, in PyTorch.",
+        "near-tie", "recapture", "attention preparation kernels", "verify",
+        why=_READABLE,
+    ),
+    Knob(
+        "FUSED_COMMIT", "bool", "1",
+        "Apply accepted rows to the state in a kernel; off, in PyTorch. Acts where a commit is its own pass.",
+        "near-tie", "recapture", "delta commit kernels", "verify",
+        why=_READABLE,
+    ),
+    Knob(
+        "GRAPH_MAX_CTX", "int", "262144",
+        "The longest context that is served from recordings; beyond it every operation is issued anew.",
+        "identical", "live", "tape replays", "verify", 0, 1048576,
+        why=_READABLE,
+    ),
+    Knob(
+        "FUSED_GDN", "bool", "1",
+        "Walk the recurrence of a verify pass of one row in a kernel; off, in PyTorch.",
+        "near-tie", "recapture", "delta one-row kernels", "delta",
+        why=_READABLE,
+    ),
+    Knob(
+        "FUSED_GDNPRE", "bool", "1",
+        "Take convolution, unit length and gates of a verify pass of one row in a kernel; off, in PyTorch.",
+        "near-tie", "recapture", "one-row preparation kernels", "delta",
+        why=_READABLE,
+    ),
+    Knob(
+        "FUSED_GDNBLOCK", "bool", "1",
+        "Walk the recurrence of a chain of rows in a kernel; off, in PyTorch.",
+        "near-tie", "recapture", "delta chain kernels", "delta",
+        why=_READABLE,
+    ),
+    Knob(
+        "FUSED_GDNTREE", "bool", "1",
+        "Walk the recurrence of a draft tree in a kernel; off, in PyTorch.",
+        "near-tie", "recapture", "delta tree kernels", "delta",
+        why=_READABLE,
+    ),
+    Knob(
+        "FUSED_GDNVERIFY", "bool", "1",
+        "Take convolution, unit length and gates of several rows to verify in a kernel; off, in PyTorch.",
+        "near-tie", "recapture", "verify preparation kernels", "delta",
+        why=_READABLE,
+    ),
+    Knob(
+        "FUSED_GDNPREFILL", "bool", "1",
+        "Walk the recurrence of prompt chunks in a kernel; off, in PyTorch by chunks.",
+        "near-tie", "recapture", "delta prefill kernels", "delta",
+        why=_READABLE,
+    ),
+    Knob(
+        "GDN_CHUNK", "int", "64",
+        "Rows solved together where prompt chunks go through PyTorch (FUSED_GDNPREFILL=0).",
+        "near-tie", "recapture", "delta prefill by a solve", "delta", 2, 256,
+        why=_READABLE,
+    ),
+    Knob(
+        "UT_INVERSE", "bool", "1",
+        "Solve such a chunk's triangular system at once; off, walk its rows one by one.",
+        "near-tie", "recapture", "delta prefill by a solve", "delta",
+        why=_READABLE,
+    ),
+    Knob(
+        "GDNV_WY", "bool", "0",
+        "Solve the rows of a verify pass at once through one triangular system in PyTorch instead of walking "
+        "them.",
+        "near-tie", "recapture", "delta verify by a solve", "delta",
+        why=_READABLE,
+    ),
+    Knob(
+        "GDNV_WY_MAXT", "int", "32",
+        "The largest tree that is solved at once.",
+        "near-tie", "recapture", "delta verify by a solve", "delta", 0, 32,
+        why=_READABLE,
+    ),
+    Knob(
+        "GDNV_WY_CHAIN_MAXT", "int", "32",
+        "The longest chain that is solved at once.",
+        "near-tie", "recapture", "delta verify by a solve", "delta", 0, 32,
+        why=_READABLE,
+    ),
+    Knob(
+        "NVFP4_SKINNY", "bool", "1",
+        "Multiply NVFP4 weights with up to 32 rows in a kernel; off, expand them for the library's product.",
+        "near-tie", "recapture", "narrow NVFP4 kernels", "products",
+        why=_READABLE,
+    ),
+    Knob(
+        "NVFP4_PREFILL_V2", "bool", "1",
+        "Multiply NVFP4 weights with 33 and more rows in a kernel; off, expand them for the library's product.",
+        "near-tie", "recapture", "wide NVFP4 kernels", "products",
+        why=_READABLE,
+    ),
+    Knob(
+        "NVFP4_PREFILL_V2_UNTIL", "int", "1024",
+        "From how many rows NVFP4 weights are expanded for the library's product all the same.",
+        "near-tie", "recapture", "wide NVFP4 kernels", "products", 33, 65536,
+        why=_READABLE,
+    ),
+)  # fmt: skip
