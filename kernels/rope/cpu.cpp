@@ -14,7 +14,7 @@
 #include <cstring>
 
 struct rondo_attention_prepare_args {
-  const uint16_t* q;  // rows of Hq x (D query | D gate) bf16
+  const uint16_t* q;  // rows of Hq heads bf16, D of each head's values; null: no queries
   const uint16_t* k;  // rows of Hkv x D
   const uint16_t* v;
   const float* q_scale;  // [D], 1 + w
@@ -28,6 +28,7 @@ struct rondo_attention_prepare_args {
   uint32_t* keys;
   uint16_t* values;
   int64_t q_stride;
+  int64_t q_head_stride;  // 2 * D where every query is followed by its gate
   int64_t k_stride;
   int64_t v_stride;
   float eps;
@@ -111,7 +112,7 @@ void query_head(const rondo_attention_prepare_args* a, const int32_t* depth, int
       for (int c = 0; c < a->dim; c++) out[c] = 0x7fc0;
       continue;
     }
-    norm_rotate(a->q + r * a->q_stride + int64_t(head) * 2 * a->dim, a->q_scale,
+    norm_rotate(a->q + r * a->q_stride + int64_t(head) * a->q_head_stride, a->q_scale,
                 a->table + at * a->rotary_dim, a->dim, a->rotary_dim, a->eps, out);
   }
 }
@@ -130,7 +131,8 @@ RONDO_OP(attention_prepare) {
     }
     depth = depths;
   }
-  for (int unit = worker; unit < a->key_heads + a->query_heads; unit += workers) {
+  const int units = a->key_heads + (a->q ? a->query_heads : 0);
+  for (int unit = worker; unit < units; unit += workers) {
     if (unit < a->key_heads) key_head(a, cache, depth, unit, start);
     else query_head(a, depth, unit - a->key_heads, start);
   }

@@ -31,6 +31,7 @@ class _Args(ctypes.Structure):
         ("keys", ctypes.c_void_p),
         ("values", ctypes.c_void_p),
         ("q_stride", ctypes.c_int64),
+        ("q_head_stride", ctypes.c_int64),
         ("k_stride", ctypes.c_int64),
         ("v_stride", ctypes.c_int64),
         ("eps", ctypes.c_float),
@@ -54,17 +55,18 @@ def rope_table(positions: int, rotary_dim: int, theta: float) -> Tensor:
 def attention_prepare(
     tape: Tape,
     *,
-    q: Tensor,
     k: Tensor,
     v: Tensor,
-    q_scale: Tensor,
     k_scale: Tensor,
     table: Tensor,
     cache: KvCache,
     start: Tensor,
-    q_out: Tensor,
     eps: float,
     rows: int,
+    q: Tensor | None = None,
+    q_scale: Tensor | None = None,
+    q_out: Tensor | None = None,
+    gated: bool = True,
     pending: Pending | None = None,
     parents: Tensor | None = None,
     name: str = "attention_prepare",
@@ -77,11 +79,12 @@ def attention_prepare(
     NaN queries, which the argmax of the round reports.
 
     Args:
-        q: bf16 [>= rows, Hq * 2D], per head D query values then D gate values.
         k, v: bf16 [>= rows, Hkv * D].
-        q_scale, k_scale: float32 [D], 1 + w.
+        q_scale, k_scale: float32 [D] from `norm_scale`.
         table: bf16 [positions, rotary_dim] from `rope_table`.
         start: int32 [1], committed positions, the pending included; read when the tape runs.
+        q: bf16 [>= rows, Hq * 2D], per head D query values then D gate values; [>= rows, Hq * D] when
+            not `gated`. None, with q_scale and q_out, for keys and values alone.
         q_out: bf16 [>= rows, Hq, D], contiguous.
         rows: up to the cache's capacity, 32 in a tree; 0 only moves what is pending.
         parents: int32 [32] as in `gated_delta`; None for a chain.
@@ -90,7 +93,9 @@ def attention_prepare(
         ValueError: an operand differs from the above.
     """
     dim, heads = cache.dim, cache.heads
-    query_heads = q_out.shape[1]
+    query_heads = 0 if q_out is None else q_out.shape[1]
+    if (q is None, q_scale is None) != (q_out is None, q_out is None):
+        raise ValueError("q, q_scale and q_out come together")
     positions, rotary_dim = table.shape
     limit = cache.capacity if parents is None else MAX_NODES
     if not 0 <= rows <= limit:
@@ -99,23 +104,16 @@ def attention_prepare(
         raise ValueError(f"{query_heads} query heads do not divide into {heads} key heads")
     if rotary_dim % 2 or rotary_dim > dim:
         raise ValueError(f"rotary_dim must be even and at most {dim}, got {rotary_dim}")
-    if q_out.shape[0] < rows:
-        raise ValueError(f"q_out must hold at least {rows} rows, got {q_out.shape[0]}")
-    q_at, q_stride = require_rows("q", q, torch.bfloat16, rows, query_heads * 2 * dim)
     k_at, k_stride = require_rows("k", k, torch.bfloat16, rows, heads * dim)
     v_at, v_stride = require_rows("v", v, torch.bfloat16, rows, heads * dim)
     args = _Args(
-        q=q_at,
         k=k_at,
         v=v_at,
-        q_scale=require("q_scale", q_scale, torch.float32, (dim,)),
         k_scale=require("k_scale", k_scale, torch.float32, (dim,)),
         table=require("table", table, torch.bfloat16, (None, None)),
         start=require("start", start, torch.int32, (1,)),
-        q_out=require("q_out", q_out, torch.bfloat16, (None, query_heads, dim)),
         keys=cache.keys.data_ptr(),
         values=cache.values.data_ptr(),
-        q_stride=q_stride,
         k_stride=k_stride,
         v_stride=v_stride,
         eps=eps,
@@ -127,6 +125,14 @@ def attention_prepare(
         capacity=cache.capacity,
         positions=positions,
     )
+    if q is not None and q_scale is not None and q_out is not None:
+        if q_out.shape[0] < rows:
+            raise ValueError(f"q_out must hold at least {rows} rows, got {q_out.shape[0]}")
+        head = 2 * dim if gated else dim
+        args.q, args.q_stride = require_rows("q", q, torch.bfloat16, rows, query_heads * head)
+        args.q_head_stride = head
+        args.q_scale = require("q_scale", q_scale, torch.float32, (dim,))
+        args.q_out = require("q_out", q_out, torch.bfloat16, (None, query_heads, dim))
     if pending is not None:
         args.pending_count = require("pending.count", pending.count, torch.int32, (1,))
         args.pending_rows = require("pending.rows", pending.rows, torch.int32, (MAX_NODES,))
