@@ -6,7 +6,8 @@ It reads no weights. The longest match wins; all places where it stood vote for 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -86,22 +87,24 @@ class LookupProposal:
 class LookupDrafter:
     """Proposals from earlier text; implements Drafter.
 
-    stores: searched besides the text, for the last `min_corpus_order` tokens or more. rate: learned
+    stores: searched besides the text, by name, for the last `min_corpus_order` tokens or more. rate: learned
     continuation rates; it may be shared by many requests and outlives them.
     """
 
     name = SOURCE
+    read_bytes = 0  # no weights
 
     def __init__(
         self,
         options: LookupOptions | None = None,
         *,
-        stores: Sequence[Continuations] = (),
+        stores: Mapping[str, Continuations] | None = None,
         rate: LookupRate | None = None,
     ) -> None:
         self.options = options or LookupOptions()
-        self._stores = tuple(stores)
+        self._stores = tuple((stores or {}).items())
         self._rate = rate
+        self._counts = Counter[str]()
         self._index = LocalIndex(self.options.min_order)
         self._begin()
 
@@ -109,7 +112,12 @@ class LookupDrafter:
         self._anchored = False  # whether the index ends in the anchor
         self._full_rounds = 0
         self._copy_run = 0
-        self._looked: tuple[str, int, Line] | None = None  # this round's source, match and top line
+        self._looked: LookupProposal | None = None  # this round's
+        self._voting: list[str] = []  # stores with votes in it
+
+    def counts(self) -> dict[str, int]:
+        """Verified tokens by where they came from, and deep chains, since the drafter was made."""
+        return dict(self._counts)
 
     @property
     def copy_run(self) -> int:
@@ -124,11 +132,11 @@ class LookupDrafter:
     def propose(self, anchor: int, limit: int) -> DraftTree | None:
         """The tree of `look`, where it promises `min_expected` tokens or more."""
         proposal = self.look(anchor, limit)
-        if proposal is None or not (
-            proposal.deep or proposal.expected >= self.options.min_expected
-        ):
-            return None
-        return proposal.tree
+        return proposal.tree if proposal is not None and self.worthwhile(proposal) else None
+
+    def worthwhile(self, proposal: LookupProposal) -> bool:
+        """Whether a proposal promises enough to be verified at all."""
+        return proposal.deep or proposal.expected >= self.options.min_expected
 
     def look(self, anchor: int, limit: int) -> LookupProposal | None:
         """What stood behind the last tokens, as a tree of at most `limit` nodes besides the anchor.
@@ -142,7 +150,6 @@ class LookupDrafter:
         if not votes or limit < 1:
             return None
         line, held = top_line(votes)
-        self._looked = source, match, line
         rho = None
         if self._rate is not None and match >= options.rho_min_match:
             rho = self._rate.rho(source, match, self._copy_run)
@@ -167,7 +174,9 @@ class LookupDrafter:
                 depth=options.max_depth,
                 top_k=options.branch_top_k,
             )
-        return LookupProposal(tree, source, match, line, sum(tree.scores) - 1.0, rho, deep)
+        expected = tree.expected_tokens - 1.0
+        self._looked = LookupProposal(tree, source, match, line, expected, rho, deep)
+        return self._looked
 
     def settle(self, outcome: RoundOutcome) -> None:
         """Index what was committed; learn how far the line held and whether the rounds were full."""
@@ -180,7 +189,8 @@ class LookupDrafter:
         if looked is None:
             self._copy_run = 0
             return
-        source, match, line = looked
+        self._count(looked, tree)
+        source, match, line = looked.source, looked.match_length, looked.top_line
         known = min(len(line), len(tokens))
         followed = 0
         while followed < known and line[followed] == tokens[followed]:
@@ -189,6 +199,15 @@ class LookupDrafter:
         if self._rate is not None:
             self._rate.learn(source, match, self._copy_run, followed=followed, missed=missed)
         self._copy_run = 0 if missed else self._copy_run + followed
+
+    def _count(self, looked: LookupProposal, verified: DraftTree) -> None:
+        drafted = verified.sources.count(SOURCE)
+        if not drafted:
+            return
+        self._counts[f"tokens drafted by {SOURCE}"] += drafted
+        for name in self._voting:
+            self._counts[f"tokens drafted from {name}"] += drafted
+        self._counts["deep lookup rounds"] += looked.deep
 
     def _reach(self, anchor: int) -> None:
         """The first anchor of a sequence comes with no outcome of its own."""
@@ -201,16 +220,17 @@ class LookupDrafter:
         options, text = self.options, self._index.tokens
         match, positions = self._index.match()
         local = [(tuple(text[at : at + _LINE]), 1.0) for at in positions]
+        self._voting = []
         if not self._stores:
             return "local", match, count_votes(local)
         for order in range(min(MAX_ORDER, len(text)), max(options.min_corpus_order, match) - 1, -1):
             gram = text[-order:]
-            weight = options.corpus_weight
-            stored = [
-                (line, weight)
-                for store in self._stores
-                for line in store.continuations(gram, _LINE)
-            ]
+            stored: list[tuple[Line, float]] = []
+            for name, store in self._stores:
+                lines = store.continuations(gram, _LINE)
+                if lines:
+                    self._voting.append(name)
+                    stored += [(line, options.corpus_weight) for line in lines]
             if stored and order > match:
                 return "corpus", order, count_votes(stored)
             if stored:

@@ -203,7 +203,7 @@ def test_a_tree_that_promises_too_little_is_kept_back() -> None:
 def test_sources_and_weights_of_corpus_votes() -> None:
     gram = tuple(range(10, 18))
     store = Store({gram: [(50, 51), (60,), (50, 51)]})
-    drafter = LookupDrafter(stores=(store, Store({gram: [(60,)]})))
+    drafter = LookupDrafter(stores={"the corpus": store, "the store": Store({gram: [(60,)]})})
     drafter.begin(gram[:-1])
     found = drafter.look(gram[-1], 31)
     assert found is not None
@@ -227,7 +227,9 @@ def test_sources_and_weights_of_corpus_votes() -> None:
 
 def test_a_longer_match_in_the_text_beats_a_shorter_one_in_the_corpus() -> None:
     store = Store({(3, 4, 5, 6): [(90,)], (5, 6): [(91,)]})
-    drafter = LookupDrafter(LookupOptions(min_corpus_order=2, min_order=3), stores=(store,))
+    drafter = LookupDrafter(
+        LookupOptions(min_corpus_order=2, min_order=3), stores={"the corpus": store}
+    )
     drafter.begin([1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5])
     found = drafter.look(6, 31)
     assert found is not None
