@@ -1,30 +1,41 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """The one place where Qt meets the engine: it pulls on a timer and tells the views by signals.
 
-Text and round records are pulled at 30 Hz while something runs and at 4 Hz otherwise; nothing the engine
-thread does ever posts into the UI's event queue.
+Text and round records are pulled at 30 Hz while something runs, at 2 Hz while an A/B is timed and at 4 Hz
+otherwise; nothing the engine thread does ever posts into the UI's event queue.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from PySide6.QtCore import QObject, Qt, QTimer, Signal, Slot
 
 from engine.api import (
+    CompareFailed,
+    CompareFinished,
+    CompareProgressed,
+    CompareReport,
+    CompareRequest,
     EngineHandle,
     Failed,
     Finished,
     GenerateRequest,
     KernelTable,
+    KnobRow,
+    KnobsChanged,
+    KnobsRefused,
     Loaded,
     LoadFailed,
     LoadProgress,
     LoadProgressed,
     ModelCard,
+    RunDifference,
+    RunRecord,
+    RunSummary,
     Snapshot,
     Started,
     StateChanged,
@@ -32,9 +43,10 @@ from engine.api import (
 
 BUSY_TICK_MS = 33
 IDLE_TICK_MS = 250
+QUIET_TICK_MS = 500  # while an A/B is timed
 SILENCE_S = (3.0, 10.0)
 LOAD_SILENCE_S = (20.0, 120.0)
-BUSY_STATES = frozenset({"loading", "prefilling", "writing"})
+BUSY_STATES = frozenset({"loading", "prefilling", "writing", "comparing"})
 NO_ENGINE = Snapshot("empty", 0.0, 0, 0, 0, 0, False, 0, 0, 0, None)
 
 
@@ -64,6 +76,11 @@ class Bridge(QObject):
     started = Signal(int, int)
     finished = Signal(int, object)
     failed = Signal(int, object, str)
+    knobs_changed = Signal(object)
+    knobs_refused = Signal(object, object)
+    compare_progressed = Signal(int, object)
+    compare_finished = Signal(int, object)
+    compare_failed = Signal(int, object, object)
 
     def __init__(self, make_handle: Callable[[], EngineHandle], parent: QObject | None = None):
         super().__init__(parent)
@@ -74,6 +91,7 @@ class Bridge(QObject):
         self._text_cursor = 0
         self._ring_cursor = 0
         self._busy = False
+        self._comparing = False  # an A/B runs or is queued
         self._load_mark: tuple[float, int] | None = None
         self._loads = 0  # that wait or run; a newer one takes the place of those before it
         self._untold: ModelCard | None = None  # loaded, but a newer load was already wanted
@@ -113,18 +131,23 @@ class Bridge(QObject):
         return self._running
 
     @property
+    def is_comparing(self) -> bool:
+        """Whether an A/B runs or is queued."""
+        return self._comparing
+
+    @property
     def model(self) -> ModelCard | None:
         return self.snapshot.model
 
-    def load(self, path: str) -> None:
-        """Queue a load of a model folder; an answer that runs is stopped first."""
+    def load(self, path: str, *, knobs: Mapping[str, str] | None = None) -> None:
+        """Queue a load of a model folder, with changed switches; an answer that runs is stopped first."""
         if self._handle is None:
             return
         if self.is_busy:
             self._handle.cancel()
         self.loading_path, self._load_mark = path, None
         self.progress, self.load_rate_bps = None, None
-        self._handle.load(path)
+        self._handle.load(path, knobs=knobs)
         self._loads += 1
         self._set_busy(True)
         self.load_started.emit(path)
@@ -135,9 +158,7 @@ class Bridge(QObject):
 
     def generate(self, request: GenerateRequest) -> int:
         """Queue an answer and return its id; the text arrives by `text`."""
-        if self._handle is None:
-            raise RuntimeError("the bridge is closed")
-        self._request_id = self._handle.generate(request)
+        self._request_id = self._open_handle().generate(request)
         self._text_cursor, self._running = 0, True
         self._set_busy(True)
         return self._request_id
@@ -155,6 +176,60 @@ class Bridge(QObject):
     def reset_kernel_table(self) -> None:
         if self._handle is not None:
             self._handle.reset_kernel_table()
+
+    # Switches, A/B and stored runs. What reads or writes files raises RondoError.
+
+    def knobs(self) -> tuple[KnobRow, ...]:
+        return () if self._handle is None else self._handle.knobs()
+
+    def set_knobs(self, changes: Mapping[str, str]) -> None:
+        """Queue changes of switches; knobs_changed or knobs_refused tells what came of them."""
+        if self._handle is not None:
+            self._handle.set_knobs(changes)
+
+    def save_profile(self, path: str) -> None:
+        if self._handle is not None:
+            self._handle.save_profile(path)
+
+    def compare(self, request: CompareRequest) -> int:
+        """Queue an A/B and return its id."""
+        return self._begin_compare(lambda handle: handle.compare(request))
+
+    def rerun(self, run_id: str) -> int:
+        """Queue a stored A/B once more and return its id."""
+        return self._begin_compare(lambda handle: handle.rerun(run_id))
+
+    def runs(self, *, offset: int = 0, limit: int = 200) -> tuple[RunSummary, ...]:
+        return () if self._handle is None else self._handle.runs(offset=offset, limit=limit)
+
+    def run(self, run_id: str) -> RunRecord:
+        return self._open_handle().run(run_id)
+
+    def label_run(self, run_id: str, label: str) -> None:
+        self._open_handle().label_run(run_id, label)
+
+    def delete_run(self, run_id: str) -> None:
+        self._open_handle().delete_run(run_id)
+
+    def diff_runs(self, first: str, second: str) -> tuple[RunDifference, ...]:
+        return self._open_handle().diff_runs(first, second)
+
+    def export_runs(self, run_ids: tuple[str, ...], folder: str) -> tuple[str, ...]:
+        return self._open_handle().export_runs(run_ids, folder)
+
+    def export_report(self, report: CompareReport, folder: str) -> tuple[str, ...]:
+        return self._open_handle().export_report(report, folder)
+
+    def _open_handle(self) -> EngineHandle:
+        if self._handle is None:
+            raise RuntimeError("the bridge is closed")
+        return self._handle
+
+    def _begin_compare(self, start: Callable[[EngineHandle], int]) -> int:
+        compare_id = start(self._open_handle())
+        self._comparing = True
+        self._set_busy(True)
+        return compare_id
 
     # Freshness.
 
@@ -188,7 +263,7 @@ class Bridge(QObject):
         self._pull_rounds()
         for event in events:
             self._tell(event)
-        if not self._running and not self.loading_path:
+        if not (self._running or self._comparing or self.loading_path):
             self._set_busy(self.snapshot.state in BUSY_STATES)
         self.ticked.emit(self.snapshot)
         self._tick_times.append(begin)
@@ -233,6 +308,23 @@ class Bridge(QObject):
             case Failed(request_id, report, text):
                 self._end(request_id)
                 self.failed.emit(request_id, report, text)
+            case KnobsChanged(changes):
+                self.knobs_changed.emit(changes)
+            case KnobsRefused(changes, report):
+                self.knobs_refused.emit(changes, report)
+            case CompareProgressed(compare_id, progress):
+                self.compare_progressed.emit(compare_id, progress)
+            case CompareFinished(compare_id, report):
+                self._end_compare()
+                self.compare_finished.emit(compare_id, report)
+            case CompareFailed(compare_id, error, partial):
+                self._end_compare()
+                self.compare_failed.emit(compare_id, error, partial)
+
+    def _end_compare(self) -> None:
+        self._comparing = False
+        if self._timer.isActive():
+            self._timer.start(self._tick_ms())
 
     def _end_load(self) -> bool:
         """Whether the load that ended is the one the operator asked for last."""
@@ -263,8 +355,13 @@ class Bridge(QObject):
             return
         self._busy = busy
         if self._timer.isActive():
-            self._timer.start(BUSY_TICK_MS if busy else IDLE_TICK_MS)
+            self._timer.start(self._tick_ms())
         self.busy_changed.emit(busy)
+
+    def _tick_ms(self) -> int:
+        if self._comparing:
+            return QUIET_TICK_MS
+        return BUSY_TICK_MS if self._busy else IDLE_TICK_MS
 
 
 def rounds_of(rows: np.ndarray, request_id: int) -> np.ndarray:

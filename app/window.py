@@ -23,6 +23,8 @@ from app.bridge import Bridge
 from app.chat.page import ChatPage
 from app.finder import AboutDialog, KeysDialog, Palette
 from app.icons import app_icon, icon
+from app.knobs.candidate import Candidate
+from app.knobs.page import KnobsPage
 from app.live.kernels import KernelsPage
 from app.live.panel import LivePanel
 from app.load.page import ModelPage
@@ -31,7 +33,7 @@ from app.status import StatusBar
 from app.theme import Theme
 from engine.api import ModelCard
 
-PAGES = ("chat", "live", "kernels", "model")
+PAGES = ("chat", "live", "kernels", "knobs", "model")
 CLOSE_TIMEOUT_S = 10.0
 _RAIL_PX = 66
 
@@ -51,11 +53,20 @@ class Window(QMainWindow):
         self.resize(1320, 860)
         self.chat = ChatPage(bridge, theme, settings)
         self.kernels = KernelsPage(bridge, theme)
+        self.candidate = Candidate(self)
+        self.knobs = KnobsPage(bridge, theme, self.candidate)
         self.model_page = ModelPage(bridge, settings)
         self.live = LivePanel(bridge, theme)
         self._pages = QStackedWidget()
         self._pages.setMinimumWidth(495)
-        for page in (self.chat, self.kernels, self.model_page):
+        # "live" is the panel on the right, grown over the whole width.
+        self._page_widgets = {
+            "chat": self.chat,
+            "kernels": self.kernels,
+            "knobs": self.knobs,
+            "model": self.model_page,
+        }
+        for page in self._page_widgets.values():
             self._pages.addWidget(page)
         self.splitter = QSplitter(Qt.Orientation.Horizontal)
         self.splitter.setChildrenCollapsible(False)
@@ -122,8 +133,7 @@ class Window(QMainWindow):
         self.page = page
         self._pages.setVisible(page != "live")
         if page != "live":
-            order = (self.chat, self.kernels, self.model_page)
-            self._pages.setCurrentWidget(order[("chat", "kernels", "model").index(page)])
+            self._pages.setCurrentWidget(self._page_widgets[page])
         self.live.setVisible(page == "live" or self._panel_wanted)
         for name, button in self.rail_buttons.items():
             button.setChecked(name == page)
@@ -141,6 +151,10 @@ class Window(QMainWindow):
     @Slot()
     def show_kernels(self) -> None:
         self._show_page("kernels")
+
+    @Slot()
+    def show_knobs(self) -> None:
+        self._show_page("knobs")
 
     @Slot()
     def show_model(self) -> None:

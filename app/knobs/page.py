@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The knobs page: every QWEN38_* switch, its value and its source; change, reset, save, mark as side B."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QModelIndex, QSize, Qt, QTimer, Signal, Slot
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QCheckBox,
+    QComboBox,
+    QFileDialog,
+    QHBoxLayout,
+    QHeaderView,
+    QLabel,
+    QLineEdit,
+    QPushButton,
+    QStyledItemDelegate,
+    QStyleOptionViewItem,
+    QTableView,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.bridge import Bridge
+from app.errors import ErrorCard
+from app.knobs.candidate import Candidate
+from app.knobs.detail import KnobDetail
+from app.knobs.model import AVAILABLE_ROLE, KnobFilter, KnobModel
+from app.theme import Theme
+from engine.api import ErrorReport, KnobRow
+
+REFRESH_MS = 1000
+_ALL = "All groups"
+_WIDE_CHARS = (25, 14, 12, 11, 25, 15, 20)
+
+
+class KnobsPage(QWidget):
+    """Polls the switches once a second while it is in view. Signals: compare_wanted."""
+
+    compare_wanted = Signal()
+
+    def __init__(
+        self, bridge: Bridge, theme: Theme, candidate: Candidate, parent: QWidget | None = None
+    ) -> None:
+        super().__init__(parent)
+        self.setObjectName("page")
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self._bridge, self._theme, self._candidate = bridge, theme, candidate
+        self.error_card: ErrorCard | None = None
+        self._dialog: QFileDialog | None = None
+        column = QVBoxLayout(self)
+        column.setContentsMargins(18, 14, 18, 14)
+        column.setSpacing(10)
+        column.addLayout(self._make_header())
+        column.addWidget(self.summary)
+        self.notice = QLabel()
+        self.notice.setTextFormat(Qt.TextFormat.PlainText)
+        self.notice.setWordWrap(True)
+        self.notice.hide()
+        column.addWidget(self.notice)
+        column.addLayout(self._make_filters())
+        self._errors = QVBoxLayout()
+        column.addLayout(self._errors)
+        self.model = KnobModel(candidate, self)
+        self.filter = KnobFilter(self.model, self)
+        self.view = self._make_view()
+        self.detail = KnobDetail(candidate)
+        self.detail.change_wanted.connect(self._change)
+        self.detail.reload_wanted.connect(self._change_and_reload)
+        column.addWidget(self.view, 1)
+        column.addWidget(self.detail)
+        bridge.knobs_changed.connect(self._on_changed)
+        bridge.knobs_refused.connect(self._on_refused)
+        bridge.loaded.connect(self._on_changed)
+        candidate.changed.connect(self._say_marks)
+        theme.changed.connect(self.view.viewport().update)
+        self._timer = QTimer(self)
+        self._timer.timeout.connect(self.refresh)
+        self._say_marks()
+
+    def _make_header(self) -> QHBoxLayout:
+        row = QHBoxLayout()
+        title = QLabel("Knobs")
+        title.setProperty("role", "title")
+        row.addWidget(title)
+        self.summary = QLabel()
+        self.summary.setProperty("role", "dim")
+        row.addStretch(1)
+        self.reset_button = QPushButton("Reset all")
+        self.reset_button.setToolTip(
+            "Back to the default of every switch that takes effect at once"
+        )
+        self.save_button = QPushButton("Save as profile…")
+        self.compare_button = QPushButton("Compare")
+        self.compare_button.setObjectName("primary")
+        self.reset_button.clicked.connect(self._reset_all)
+        self.save_button.clicked.connect(self._choose_profile)
+        self.compare_button.clicked.connect(self.compare_wanted)
+        for button in (self.reset_button, self.save_button, self.compare_button):
+            row.addWidget(button)
+        return row
+
+    def _make_filters(self) -> QHBoxLayout:
+        row = QHBoxLayout()
+        row.setSpacing(10)
+        self.search = QLineEdit()
+        self.search.setPlaceholderText("Find a switch by name or effect")
+        self.search.setAccessibleName("Find a switch")
+        self.search.setClearButtonEnabled(True)
+        self.groups = QComboBox()
+        self.groups.setAccessibleName("Group of switches")
+        self.groups.addItem(_ALL)
+        self.changed_only = QCheckBox("Changed only")
+        self.usable_only = QCheckBox("Available only")
+        self.search.textChanged.connect(self._refilter)
+        self.groups.currentIndexChanged.connect(self._refilter)
+        self.changed_only.toggled.connect(self._refilter)
+        self.usable_only.toggled.connect(self._refilter)
+        row.addWidget(self.search, 1)
+        for widget in (self.groups, self.changed_only, self.usable_only):
+            row.addWidget(widget)
+        return row
+
+    def _make_view(self) -> QTableView:
+        view = QTableView()
+        view.setModel(self.filter)
+        view.setItemDelegate(_Delegate(self._theme, view))
+        view.setAccessibleName("Switches")
+        view.setShowGrid(False)
+        view.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+        view.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+        view.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
+        view.verticalHeader().hide()
+        view.verticalHeader().setDefaultSectionSize(view.fontMetrics().height() + 8)
+        header = view.horizontalHeader()
+        header.setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
+        header.setHighlightSections(False)
+        wide = view.fontMetrics().horizontalAdvance("0")
+        for section, chars in enumerate(_WIDE_CHARS):
+            header.resizeSection(section, wide * chars)
+        view.selectionModel().currentRowChanged.connect(self._on_current)
+        return view
+
+    def sizeHint(self) -> QSize:
+        return QSize(820, 640)
+
+    def showEvent(self, event) -> None:
+        super().showEvent(event)
+        self.refresh()
+        self._timer.start(REFRESH_MS)
+
+    def hideEvent(self, event) -> None:
+        super().hideEvent(event)
+        self._timer.stop()
+
+    @Slot()
+    def refresh(self) -> None:
+        """Read the switches anew."""
+        rows = self._bridge.knobs()
+        self.model.set_rows(rows)
+        if self.groups.count() == 1 and rows:
+            self.groups.addItems(list(dict.fromkeys(row.group for row in rows)))
+        usable = [row for row in rows if row.available]
+        changed = [row for row in usable if row.value != row.default]
+        self.summary.setText(
+            f"{len(usable)} of {len(rows)} available here, {len(changed)} changed from the default"
+        )
+        self.reset_button.setEnabled(any(row.flip != "reload" for row in changed))
+        self.save_button.setEnabled(bool(rows))
+        self.detail.show_row(self._current())
+
+    def select(self, name: str) -> None:
+        """Make a switch the current one; filters that hide it are taken off."""
+        for widget in (self.changed_only, self.usable_only):
+            widget.setChecked(False)
+        self.search.clear()
+        self.groups.setCurrentIndex(0)
+        for number, row in enumerate(self.model.rows):
+            if row.name == name:
+                at = self.filter.mapFromSource(self.model.index(number, 0))
+                self.view.selectRow(at.row())
+                self.view.scrollTo(at)
+
+    def _current(self) -> KnobRow | None:
+        index = self.filter.mapToSource(self.view.currentIndex())
+        return self.model.rows[index.row()] if index.isValid() else None
+
+    @Slot(QModelIndex, QModelIndex)
+    def _on_current(self, *_: object) -> None:
+        self.detail.show_row(self._current())
+
+    @Slot()
+    def _refilter(self, *_: object) -> None:
+        group = self.groups.currentText()
+        self.filter.set_filter(
+            self.search.text(),
+            "" if group == _ALL else group,
+            changed_only=self.changed_only.isChecked(),
+            usable_only=self.usable_only.isChecked(),
+        )
+        self.detail.show_row(self._current())
+
+    @Slot()
+    def _say_marks(self) -> None:
+        count = len(self._candidate.values)
+        self.compare_button.setText(f"Compare with B ({count})" if count else "Compare")
+        self.compare_button.setToolTip("Open the compare page with the values marked as side B")
+
+    # Changes.
+
+    @Slot(str, str)
+    def _change(self, name: str, value: str) -> None:
+        self._drop_error()
+        self._bridge.set_knobs({name: value})
+
+    @Slot(str, str)
+    def _change_and_reload(self, name: str, value: str) -> None:
+        self._drop_error()
+        card = self._bridge.model
+        if card is None:
+            self._bridge.set_knobs({name: value})
+        else:
+            self._bridge.load(card.path, knobs={name: value})
+
+    @Slot()
+    def _reset_all(self) -> None:
+        rows = [row for row in self.model.rows if row.available and row.value != row.default]
+        live = {row.name: row.default for row in rows if row.flip != "reload"}
+        self._drop_error()
+        if live:
+            self._bridge.set_knobs(live)
+
+    @Slot(object)
+    def _on_changed(self, *_: object) -> None:
+        if self.isVisible():
+            self.refresh()
+
+    @Slot(object, object)
+    def _on_refused(self, _changes: object, report: ErrorReport) -> None:
+        self._show_error(report)
+        self.refresh()
+
+    # The profile.
+
+    @Slot()
+    def _choose_profile(self) -> None:
+        self._dialog = QFileDialog(self, "Save the switches as a profile", "rondo.env")
+        self._dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
+        self._dialog.setNameFilters(["Profiles (*.env)", "All files (*)"])
+        self._dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self._dialog.fileSelected.connect(self.save_profile)
+        self._dialog.open()
+
+    @Slot(str)
+    def save_profile(self, path: str) -> None:
+        """Write what differs from the defaults as a profile file."""
+        self._drop_error()
+        try:
+            self._bridge.save_profile(path)
+        except Exception as error:
+            self._show_error(ErrorReport.of(error))
+            return
+        self.notice.setText(f"✓ Saved as {path}; use it with --profile.")
+        self.notice.show()
+
+    # Errors.
+
+    def _show_error(self, report: ErrorReport) -> None:
+        self._drop_error()
+        self.error_card = ErrorCard(report, self._bridge.snapshot)
+        self.error_card.dismissed.connect(self._drop_error)
+        self._errors.addWidget(self.error_card)
+
+    @Slot()
+    def _drop_error(self) -> None:
+        self.notice.hide()
+        if self.error_card is not None:
+            self._errors.removeWidget(self.error_card)
+            self.error_card.hide()
+            self.error_card.deleteLater()
+            self.error_card = None
+
+
+class _Delegate(QStyledItemDelegate):
+    """Writes what is not available here in the dim colour."""
+
+    def __init__(self, theme: Theme, parent=None) -> None:
+        super().__init__(parent)
+        self._theme = theme
+
+    def initStyleOption(self, option: QStyleOptionViewItem, index: QModelIndex) -> None:
+        super().initStyleOption(option, index)
+        if not index.data(AVAILABLE_ROLE):
+            dim, role = self._theme.qcolor("dim"), option.palette.ColorRole
+            option.palette.setColor(role.Text, dim)
+            option.palette.setColor(role.HighlightedText, dim)
