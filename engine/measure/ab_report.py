@@ -163,7 +163,7 @@ def judge(evidence: Evidence, figures: Figures) -> tuple[str, str]:
     if figures.p <= ALPHA and abs(figures.median) >= least and figures.median != 0:
         verdict = "worse" if figures.median > 0 else "better"
         unit = "round" if evidence.metric == "ms_per_round" else "token"
-        word = "longer" if figures.median > 0 else "shorter"
+        word = "longer" if figures.median > 0 else "less time"
         return verdict, f"A {unit} takes {word} on the candidate: {seen}{floor}.{ended}"
     if figures.p <= ALPHA:
         return (

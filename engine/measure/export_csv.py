@@ -52,6 +52,14 @@ KERNEL_COLUMNS = _names(
     median_us min_us max_us stddev_us grid block regs smem_bytes bytes_moved achieved_gbps profiled
     """
 )
+COMPARE_COLUMNS = _names(
+    """
+    schema_version comparison_id test_time label workload metric unit better base_label cand_label n_pairs
+    base_median cand_median ratio_median delta_pct ci95_low_pct ci95_high_pct p_signflip noise_floor_pct
+    min_effect_pct smallest_resolvable_pct tokens_identical engaged_differs reloaded verdict reason
+    """
+)
+KNOB_COLUMN = "knob:"  # before the name of a switch whose value differs within a file
 _FORMULA = ("=", "+", "-", "@", "\t", "\n")
 
 

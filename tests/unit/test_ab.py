@@ -71,7 +71,7 @@ def test_a_faster_candidate_is_better_and_the_figures_agree(store: NoiseStore) -
     assert 0 < report.noise_floor_pct < 1
     assert report.noise_floor_pct <= report.smallest_resolvable_pct < 1.5
     assert report.more_pairs is None
-    assert "shorter" in report.reason
+    assert "less time" in report.reason
 
 
 def test_pairs_alternate_and_swap_their_order(store: NoiseStore) -> None:
