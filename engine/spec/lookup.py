@@ -88,7 +88,8 @@ class LookupDrafter:
     """Proposals from earlier text; implements Drafter.
 
     stores: searched besides the text, by name, for the last `min_corpus_order` tokens or more. rate: learned
-    continuation rates; it may be shared by many requests and outlives them.
+    continuation rates; they may be shared and outlive a request. counts: gets the verified tokens by where they
+    came from, and the deep chains.
     """
 
     name = SOURCE
@@ -100,11 +101,12 @@ class LookupDrafter:
         *,
         stores: Mapping[str, Continuations] | None = None,
         rate: LookupRate | None = None,
+        counts: Counter[str] | None = None,
     ) -> None:
         self.options = options or LookupOptions()
         self._stores = tuple((stores or {}).items())
         self._rate = rate
-        self._counts = Counter[str]()
+        self._counts = Counter() if counts is None else counts
         self._index = LocalIndex(self.options.min_order)
         self._begin()
 
@@ -114,10 +116,6 @@ class LookupDrafter:
         self._copy_run = 0
         self._looked: LookupProposal | None = None  # this round's
         self._voting: list[str] = []  # stores with votes in it
-
-    def counts(self) -> dict[str, int]:
-        """Verified tokens by where they came from, and deep chains, since the drafter was made."""
-        return dict(self._counts)
 
     @property
     def copy_run(self) -> int:
@@ -207,7 +205,8 @@ class LookupDrafter:
         self._counts[f"tokens drafted by {SOURCE}"] += drafted
         for name in self._voting:
             self._counts[f"tokens drafted from {name}"] += drafted
-        self._counts["deep lookup rounds"] += looked.deep
+        if looked.deep:
+            self._counts["deep lookup rounds"] += 1
 
     def _reach(self, anchor: int) -> None:
         """The first anchor of a sequence comes with no outcome of its own."""
