@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.cli import FAILED, OK, USAGE, main
+from engine.paths import demo_model
 from engine.spec.corpus import (
     MOST_SAMPLES,
     SEPARATOR,
@@ -20,6 +22,7 @@ from engine.spec.corpus import (
     joined,
     open_corpus,
     suffix_order,
+    tokenizer_sha256,
 )
 
 SHA = "ab" * 32
@@ -170,3 +173,39 @@ def test_nothing_is_written_over_and_nothing_is_built_from_nothing(tmp_path: Pat
     with pytest.raises(CorpusError, match="no token"):
         build(tmp_path / "new", [], [])
     assert not (tmp_path / "new").exists()
+
+
+def test_the_command_builds_what_the_drafter_opens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "A round drafts, verifies and commits. " * 3
+    first, second = tmp_path / "a.txt", tmp_path / "b.txt"
+    first.write_text(text, "utf-8")
+    second.write_text("\ufeff" + "<|im_end|> is only text here.", "utf-8")
+    command = ["corpus", "build", "--text", str(first), str(second), "--out", str(tmp_path / "c")]
+    assert main([*command, "--json"]) == OK
+    report = json.loads(capsys.readouterr().out)
+    assert report["documents"] == 2
+    assert report["out"] == str(tmp_path / "c")
+    index = open_corpus(
+        tmp_path / "c", tokenizer_sha256=tokenizer_sha256(demo_model()), vocab_size=1 << 20
+    )
+    assert len(index) == report["tokens"]
+    tokens = np.load(tmp_path / "c" / "tokens.npy").tolist()
+    again = index.continuations(tokens[1:5], 2)
+    assert len(again) == 3  # the sentence stands three times
+    assert len(set(again)) == 1
+    assert main([*command, "--json"]) == FAILED
+    assert "already exists" in json.loads(capsys.readouterr().out)["error"]["cause"]
+
+
+@pytest.mark.parametrize("content", [None, b"caf\xe9"])
+def test_the_command_names_a_text_that_cannot_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None
+) -> None:
+    if content is not None:
+        (tmp_path / "a.txt").write_bytes(content)
+    command = ["corpus", "build", "--text", str(tmp_path / "a.txt"), "--out", str(tmp_path / "c")]
+    assert main(command) == USAGE
+    assert "a.txt: cannot read the text" in capsys.readouterr().err
+    assert not (tmp_path / "c").exists()
