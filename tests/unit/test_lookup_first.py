@@ -17,6 +17,7 @@ class Other:
     """Drafts a chain of `depth` tokens that counts down from the anchor; notes what it is told."""
 
     name = "other"
+
     def __init__(self, depth: int = 3) -> None:
         self.depth = depth
         self.read_bytes = 77 if depth else 0
