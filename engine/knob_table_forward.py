@@ -127,6 +127,18 @@ FORWARD: tuple[Knob, ...] = (
         why=_READABLE,
     ),
     Knob(
+        "GDN_AB", "bool", "1",
+        "Compute the projections for decay and beta of a delta layer as one product; off, as two.",
+        "identical", "reload", "joined delta gates", "delta",
+        why=_READABLE,
+    ),
+    Knob(
+        "FUSE_PROJ", "bool", "1",
+        "Compute q, k and v as one product, likewise qkv and z, gate and up; off, one by one.",
+        "identical", "reload", "joined MLP gate, up", "products",
+        why=_READABLE,
+    ),
+    Knob(
         "NVFP4_SKINNY", "bool", "1",
         "Multiply NVFP4 weights with up to 32 rows in a kernel; off, expand them for the library's product.",
         "near-tie", "recapture", "narrow NVFP4 kernels", "products",

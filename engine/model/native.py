@@ -85,7 +85,12 @@ class NativeBackend:
         self._engaged = Engaged()
         self.apply_knobs(knobs)
         packed = NativeWeights.pack(
-            config, weights, positions=capacity + VERIFY_ROWS, on_layer=on_layer
+            config,
+            weights,
+            positions=capacity + VERIFY_ROWS,
+            fuse=knobs.flag("FUSE_PROJ"),
+            fuse_gates=knobs.flag("GDN_AB"),
+            on_layer=on_layer,
         )
         self._arena = Arena.build(
             config, packed.widths, rows=MAX_ROWS, capacity=capacity, mtp=packed.mtp is not None
@@ -323,6 +328,8 @@ class NativeBackend:
             tape = self._record(key)
             self._engaged.count(f"{prefix}eager passes")
         self._engaged.add(tape.paths)
+        if self._found_threads not in (0, self.pool.threads):
+            self._engaged.count("passes on other threads")
         if not in_round:
             return
         times = self._times.get(key)

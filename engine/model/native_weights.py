@@ -38,8 +38,8 @@ class NativeMlp:
     down: Projection
 
     @staticmethod
-    def pack(layer: LayerWeights) -> NativeMlp:
-        fused = Projection.pack_gate_up(layer.gate, layer.up)
+    def pack(layer: LayerWeights, fuse: bool = True) -> NativeMlp:
+        fused = Projection.pack_gate_up(layer.gate, layer.up) if fuse else None
         gate = None if fused else Projection.pack(layer.gate)
         up = None if fused else Projection.pack(layer.up)
         return NativeMlp(fused, gate, up, Projection.pack(layer.down))
@@ -60,6 +60,7 @@ class NativeMlp:
         assert self.up is not None
         size, second = inner.shape[1], self.gate.width
         gate, up = gate_up[:, :size], gate_up[:, second : second + size]
+        tape.count("separate MLP gate, up")
         self.gate.append(tape, x, gate, rows, name="MLP gate, up", barrier=False)
         self.up.append(tape, x, up, rows, name="MLP gate, up")
         silu_mul(tape, gate=gate, up=up, out=inner, rows=rows)
@@ -79,16 +80,16 @@ class NativeDelta:
     mlp: NativeMlp
 
     @staticmethod
-    def pack(layer: GdnLayerWeights) -> NativeDelta:
+    def pack(layer: GdnLayerWeights, fuse: bool, fuse_gates: bool) -> NativeDelta:
         return NativeDelta(
             input_norm=norm_scale(layer.input_norm),
-            project=Projection.pack(layer.in_qkv, layer.in_z),
-            gates=Projection.pack(layer.in_b, layer.in_a),
+            project=Projection.pack(layer.in_qkv, layer.in_z, fuse=fuse),
+            gates=Projection.pack(layer.in_b, layer.in_a, fuse=fuse_gates),
             small=DeltaWeights.pack(layer.conv, layer.a_log, layer.dt_bias),
             gdn_norm=gated_norm_weight(layer.gdn_norm),
             out=Projection.pack(layer.out),
             post_norm=norm_scale(layer.post_norm),
-            mlp=NativeMlp.pack(layer),
+            mlp=NativeMlp.pack(layer, fuse),
         )
 
 
@@ -105,15 +106,15 @@ class NativeAttention:
     mlp: NativeMlp
 
     @staticmethod
-    def pack(layer: AttentionLayerWeights) -> NativeAttention:
+    def pack(layer: AttentionLayerWeights, fuse: bool) -> NativeAttention:
         return NativeAttention(
             input_norm=norm_scale(layer.input_norm),
-            project=Projection.pack(layer.q, layer.k, layer.v),
+            project=Projection.pack(layer.q, layer.k, layer.v, fuse=fuse),
             q_norm=norm_scale(layer.q_norm),
             k_norm=norm_scale(layer.k_norm),
             out=Projection.pack(layer.o),
             post_norm=norm_scale(layer.post_norm),
-            mlp=NativeMlp.pack(layer),
+            mlp=NativeMlp.pack(layer, fuse),
         )
 
 
@@ -128,13 +129,13 @@ class NativeMtp:
     layer: NativeAttention
 
     @staticmethod
-    def pack(mtp: MtpWeights) -> NativeMtp:
+    def pack(mtp: MtpWeights, fuse: bool) -> NativeMtp:
         return NativeMtp(
             fc=Projection.pack(mtp.fc),
             norm_embedding=norm_scale(mtp.norm_embedding),
             norm_hidden=norm_scale(mtp.norm_hidden),
             norm=norm_scale(mtp.norm),
-            layer=NativeAttention.pack(mtp.layer),
+            layer=NativeAttention.pack(mtp.layer, fuse),
         )
 
 
@@ -156,22 +157,25 @@ class NativeWeights:
         weights: ModelWeights,
         *,
         positions: int,
+        fuse: bool = True,
+        fuse_gates: bool = True,
         on_layer: Callable[[int], None] = lambda index: None,
     ) -> NativeWeights:
         """Pack linear by linear, freeing each stored one, so that memory never holds both sets.
 
         The embedding is freed, too; norms and other small tensors are not.
 
-        `on_layer(index)` is called before each layer and may raise to cancel.
+        `fuse`: linears that read the same input are one product where their formats agree, `fuse_gates` those
+        of decay and beta. `on_layer(index)` is called before each layer and may raise to cancel.
         """
         layers: list[NativeDelta | NativeAttention] = []
         for index, layer in enumerate(weights.layers):
             on_layer(index)
             if isinstance(layer, GdnLayerWeights):
-                layers.append(NativeDelta.pack(layer))
+                layers.append(NativeDelta.pack(layer, fuse, fuse_gates))
             else:
-                layers.append(NativeAttention.pack(layer))
-        mtp = None if weights.mtp is None else NativeMtp.pack(weights.mtp)
+                layers.append(NativeAttention.pack(layer, fuse))
+        mtp = None if weights.mtp is None else NativeMtp.pack(weights.mtp, fuse)
         embed = aligned_copy(weights.embed)
         release(weights.embed)
         # A tied head packs a copy of its own: the embedding is still gathered from.

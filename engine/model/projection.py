@@ -30,10 +30,14 @@ class Projection:
     width: int
 
     @staticmethod
-    def pack(*linears: StoredLinear) -> Projection:
-        """Pack and free each linear: afterwards only the packed copy holds its values."""
+    def pack(*linears: StoredLinear, fuse: bool = True) -> Projection:
+        """Pack and free each linear: afterwards only the packed copy holds its values.
+
+        Without `fuse` every linear is a product of its own; the bits are the same.
+        """
         products, offsets, column = [], [], 0
-        for group in _runs_of_one_format(linears):
+        groups = _runs_of_one_format(linears) if fuse else [[each] for each in linears]
+        for group in groups:
             packed = _pack(group)
             products.append((packed, column))
             offsets += [column + part.offset for part in packed.parts]
@@ -61,6 +65,11 @@ class Projection:
         self, tape: Tape, x: Tensor, out: Tensor, rows: int, *, name: str, barrier: bool = True
     ) -> None:
         """Record the products of x[:rows] into the columns of out from 0 to `width`."""
+        joined = sum(len(packed.parts) > 1 or packed.interleaved for packed, _ in self.products)
+        if joined:
+            tape.count(f"joined {name}")
+        elif len(self.offsets) > 1:
+            tape.count(f"separate {name}")
         for packed, column in self.products:
             columns = min(packed.columns, out.shape[1] - column)
             last = packed is self.products[-1][0]

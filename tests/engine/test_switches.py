@@ -11,7 +11,7 @@ import pytest
 import torch
 from test_native import CAPACITY, CONFIG, sequence
 
-from engine.knobs import KNOBS, KnobSet
+from engine.knobs import KNOBS, PREFIX, KnobSet
 from engine.load.synthetic import synthetic_weights
 from engine.model.native import NativeBackend
 from kernels.build import load_library
@@ -194,10 +194,8 @@ def test_every_switch_of_a_recorded_pass_is_flipped_here() -> None:
         if knob.flip == "recapture" and "native" in knob.backends
     }
     assert not recorded - flipped
-    for knob in KNOBS:
-        if knob.flip == "recapture" and "native" in knob.backends:
-            named = [f for f in FLIPS if f"QWEN38_{knob.name}" in f.knobs]
-            assert any(knob.engaged in (f.taken, f.left) for f in named), knob.name
+    proofs = {path for flip in FLIPS for path in (flip.taken, flip.left)}
+    assert all(knob.engaged in proofs for knob in KNOBS if PREFIX + knob.name in recorded)
 
 
 def test_a_flip_of_a_recorded_pass_changes_the_signature_and_others_do_not() -> None:
@@ -250,3 +248,31 @@ def test_another_number_of_threads_keeps_the_bits(
     assert counted(backend, before)["passes on other threads"] > 0
     assert torch.equal(logits, expected[0])
     assert all(torch.equal(values, state[name]) for name, values in expected[1].items())
+
+
+@pytest.mark.parametrize(
+    ("name", "joined"),
+    [
+        ("GDN_AB", ["delta gates"]),
+        ("FUSE_PROJ", ["delta in", "attention in", "MLP gate, up"]),
+    ],
+)
+def test_products_over_one_input_keep_their_bits_one_by_one(
+    backend: NativeBackend,
+    expected: tuple[torch.Tensor, dict[str, torch.Tensor]],
+    name: str,
+    joined: list[str],
+) -> None:
+    apart = make(**{f"QWEN38_{name}": "0"})
+    try:
+        logits, state = run(apart)
+        paths = apart.engaged()
+    finally:
+        apart.close()
+    assert torch.equal(logits, expected[0])
+    assert all(torch.equal(values, state[name]) for name, values in expected[1].items())
+    for path in joined:
+        assert paths[f"separate {path}"] > 0
+        assert f"joined {path}" not in paths
+        assert backend.engaged()[f"joined {path}"] > 0
+        assert f"separate {path}" not in backend.engaged()
