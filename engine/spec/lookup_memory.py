@@ -31,8 +31,13 @@ class Memory:
     rate: LookupRate = field(default_factory=LookupRate)
     counts: Counter[str] = field(default_factory=Counter)
 
+    def begin(self, *, remember: bool) -> None:
+        """A request begins; whether it may use the suffix store. A measurement must not."""
+        if self.suffix_store is not None:
+            self.suffix_store.in_use = remember
+
     def finish(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """A request ended: its answer goes to the suffix store, where there is one."""
+        """The request ended: its answer goes to the suffix store, where there is one that it may use."""
         if self.suffix_store is not None:
             self.suffix_store.finish(prompt, answer)
 
@@ -42,16 +47,16 @@ def open_memory(
     *,
     model: Path,
     vocab_size: int,
-    keep_answers: bool,
+    remember: bool,
     on_trouble: Callable[[str], None] | None = None,
 ) -> Memory:
     """Open what QWEN38_CORPUS, QWEN38_SUFFIX_STORE and QWEN38_STAIR_RHO name; nothing is read without a name.
 
-    `keep_answers` off leaves the suffix store out altogether, as measurements must: a store that has seen the
-    text of a benchmark drafts it. Raises CorpusError or UsageError for what cannot be used as it stands.
+    `remember` off leaves the suffix store closed, whatever the switch says: for measurements. Raises CorpusError
+    or UsageError for what cannot be used as it stands.
     """
     corpus = knobs.path("CORPUS")
-    named = parse_store(knobs.text("SUFFIX_STORE")) if keep_answers else None
+    named = parse_store(knobs.text("SUFFIX_STORE")) if remember else None
     prior = knobs.path("STAIR_RHO")
     stores: dict[str, Continuations] = {}
     suffix_store = None

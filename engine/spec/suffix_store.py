@@ -63,6 +63,8 @@ class SuffixStore:
 
     `continuations` never waits. `finish` appends; it is called between requests. What goes wrong with the disk
     then is told once, through `on_trouble(sentence)`, possibly from another thread; answers go on without it.
+    While `in_use` is off nothing is found and nothing appended: a store that has seen the text of a measurement
+    drafts it.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class SuffixStore:
         self._options = options or StoreOptions()
         self._on_trouble = on_trouble
         self._told = False
+        self.in_use = True
         self._index: SuffixIndex | None = None
         self._seen = (0, 0)  # generation and length of the suffix array on disk that was last taken
         self._sorting: threading.Thread | None = None
@@ -104,14 +107,14 @@ class SuffixStore:
     def continuations(self, gram: Sequence[int], length: int) -> list[tuple[int, ...]]:
         """As SuffixIndex.continuations; what was appended since the last sorting is not found yet."""
         index = self._index
-        return index.continuations(gram, length) if index else []
+        return index.continuations(gram, length) if index and self.in_use else []
 
     def finish(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
         """Append a finished answer as a document, and its prompt as another where the options say so.
 
         Of a text longer than half the store the end is kept.
         """
-        if not self._writes:
+        if not (self._writes and self.in_use):
             return
         most = self._options.most_tokens // 4 - 1
         documents = [prompt, answer] if self._options.prompts else [answer]

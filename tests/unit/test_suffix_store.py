@@ -16,6 +16,7 @@ import pytest
 
 from engine.spec import suffix_files
 from engine.spec.corpus import SEPARATOR, CorpusError
+from engine.spec.lookup_memory import Memory
 from engine.spec.suffix_store import StoreOptions, SuffixStore
 
 SHA = "ab" * 32
@@ -88,6 +89,18 @@ def test_prompts_are_kept_only_where_asked(tmp_path: Path, opened: Opened) -> No
     opened(tmp_path / "all", StoreOptions(prompts=True)).finish([1, 2], [3])
     assert on_disk(tmp_path / "answers") == [3, END]
     assert on_disk(tmp_path / "all") == [1, 2, END, 3, END]
+
+
+def test_a_store_that_is_not_in_use_neither_finds_nor_keeps(tmp_path: Path, opened: Opened) -> None:
+    store = opened(tmp_path / "s")
+    finish(store, [1, 2, 3])
+    memory = Memory(suffix_store=store)
+    memory.begin(remember=False)
+    memory.finish([], [1, 2, 4])
+    assert store.continuations([1, 2], 9) == []
+    memory.begin(remember=True)
+    assert store.continuations([1, 2], 9) == [(3,)]
+    assert on_disk(tmp_path / "s") == [1, 2, 3, END]
 
 
 def test_tokens_are_sorted_in_once_enough_of_them_are_new(tmp_path: Path, opened: Opened) -> None:
@@ -163,6 +176,7 @@ def test_of_a_text_longer_than_the_store_its_end_is_kept(tmp_path: Path, opened:
 
 APPENDER = """
 import sys
+from engine.spec.lookup_memory import Memory
 from engine.spec.suffix_store import StoreOptions, SuffixStore
 first = int(sys.argv[2])
 troubles = []
