@@ -52,8 +52,8 @@ def open_memory(
 ) -> Memory:
     """Open what QWEN38_CORPUS, QWEN38_SUFFIX_STORE and QWEN38_STAIR_RHO name; nothing is read without a name.
 
-    `remember` off leaves the suffix store closed, whatever the switch says: for measurements. Raises CorpusError
-    or UsageError for what cannot be used as it stands.
+    `remember` off leaves the suffix store closed, whatever the switch says: for measurements. Raises
+    CorpusError or UsageError for what cannot be used as it stands.
     """
     corpus = knobs.path("CORPUS")
     named = parse_store(knobs.text("SUFFIX_STORE")) if remember else None

@@ -89,6 +89,7 @@ class SuffixStore:
         self._told = False
         self.in_use = True
         self._index: SuffixIndex | None = None
+        self._sorted = 0  # tokens of the present file that the index covers
         self._seen = (0, 0)  # generation and length of the suffix array on disk that was last taken
         self._sorting: threading.Thread | None = None
         self._writes = not self._options.read_only
@@ -221,9 +222,9 @@ class SuffixStore:
         return meta
 
     def _take_index(self, meta: dict[str, Any]) -> None:
-        """Map the suffix array on disk; one that does not fit is as good as none."""
+        """Map the suffix array on disk; without one that fits, what is mapped goes on answering."""
         self._seen = meta["generation"], meta["indexed"]
-        self._index = None
+        self._sorted = 0
         if not meta["indexed"] or self._count() < meta["indexed"]:
             return
         try:
@@ -234,12 +235,12 @@ class SuffixStore:
         fits = isinstance(order, np.ndarray) and order.dtype == np.int32
         if fits and order.shape == tokens.shape and in_order(tokens, order):
             self._index = SuffixIndex(tokens, order, self._vocab_size)
+            self._sorted = len(tokens)
 
     def _sort_if(self, meta: dict[str, Any], least: int) -> None:
         """Sort in the background when at least `least` tokens are new."""
-        indexed = len(self._index) if self._index else 0
-        new = self._count() - indexed
-        if new < max(least, (indexed - _SMALL) // _GROWTH):
+        new = self._count() - self._sorted
+        if new < max(least, (self._sorted - _SMALL) // _GROWTH):
             return
         if self._sorting and self._sorting.is_alive():
             return
@@ -254,6 +255,7 @@ class SuffixStore:
             if not self._writes:
                 tokens = self._mapped(self._count())
                 self._index = SuffixIndex(tokens, suffix_order(tokens), self._vocab_size)
+                self._sorted = len(tokens)
                 return
             with suffix_files.locked(self._folder / "rebuild.lock", 0.0):
                 self._sort_on_disk(generation)
@@ -275,9 +277,8 @@ class SuffixStore:
             if self._meta()["generation"] != generation:
                 return
             os.replace(partial, self._folder / "sa.npy")
-            self._write_meta({"generation": generation, "indexed": len(tokens)})
-        self._index = SuffixIndex(tokens, order, self._vocab_size)
-        self._seen = generation, len(tokens)
+            meta = self._write_meta({"generation": generation, "indexed": len(tokens)})
+        self._take_index(meta)
 
     def _tell(self, error: Exception) -> None:
         if self._told or self._on_trouble is None:
