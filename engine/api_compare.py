@@ -196,6 +196,8 @@ class CompareReport:
     notes: tuple[str, ...] = ()
     run_id: str = ""
     not_stored: str = ""
+    base_knobs: Changes = ()  # every switch that differs from its default on this side
+    candidate_knobs: Changes = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +247,8 @@ class CompareHandle(Protocol):
         """Queue an A/B and return its id; CompareProgressed, then CompareFinished or CompareFailed follow.
 
         `cancel` stops it within one round and keeps the pairs that are complete. The state is "comparing"
-        meanwhile: the display should pull twice a second and draw nothing else.
+        meanwhile: the display should pull twice a second and draw nothing else. Answers and changes of switches
+        are refused (Failed, KnobsRefused); a load ends the A/B first.
         """
 
     def runs(self, *, offset: int = 0, limit: int = 200) -> tuple[RunSummary, ...]:
@@ -270,4 +273,7 @@ class CompareHandle(Protocol):
         """What differs between two stored runs."""
 
     def rerun(self, run_id: str) -> int:
-        """Queue the stored A/B once more, exactly; returns its id as `compare` does."""
+        """Queue the stored A/B once more with every switch as it was then; returns its id as `compare` does.
+
+        Raises UsageError where another model is loaded, or the run is a bench.
+        """

@@ -34,7 +34,9 @@ from engine.api import (
     Started,
     StateChanged,
 )
+from engine.compare_handle import OPENED
 from engine.errors import NumericsError, PromptError, RondoError
+from engine.fake_compare import FakeCompares
 from engine.fake_knobs import FakeKnobs
 from engine.fake_script import CONTEXT_LIMIT, ROOF_GBPS, SCRIPTS, Script
 from engine.fake_stream import TextStream, pieces_of
@@ -44,11 +46,12 @@ class _Cancel(Exception):
     """The operator's cancel reached the scripted thread."""
 
 
-class FakeEngine(FakeKnobs):
+class FakeEngine(FakeKnobs, FakeCompares):
     """An `EngineHandle` that plays a script."""
 
     def __init__(self, script: Script | str = "steady") -> None:
-        super().__init__()
+        FakeKnobs.__init__(self)
+        FakeCompares.__init__(self)
         self.script = SCRIPTS[script] if isinstance(script, str) else script
         self.ring = RoundRing()
         self.requests: list[GenerateRequest] = []  # what was asked, for tests
@@ -72,13 +75,19 @@ class FakeEngine(FakeKnobs):
     def load(
         self, path: str, *, threads: int | None = None, knobs: Mapping[str, str] | None = None
     ) -> None:
+        if self._comparing:
+            self._stop_words = OPENED
+            self.cancel()
         self._put("load", (path, knobs))
 
     def generate(self, request: GenerateRequest) -> int:
         self.requests.append(request)
         self._last_request += 1
         self._texts[self._last_request] = TextStream()
-        self._put("generate", (self._last_request, request))
+        if self._comparing:
+            self._refuse_answer(self._last_request)
+        else:
+            self._put("generate", (self._last_request, request))
         return self._last_request
 
     def cancel(self) -> None:
@@ -89,6 +98,7 @@ class FakeEngine(FakeKnobs):
         self.cancel()
         self._put("close", None)
         self._thread.join(timeout_s)
+        self._forget_runs()
         return not self._thread.is_alive()
 
     def snapshot(self) -> Snapshot:
@@ -145,6 +155,9 @@ class FakeEngine(FakeKnobs):
                 self._load(*payload)
             elif kind == "knobs":
                 self._apply_knobs()
+            elif kind == "compare":
+                self._compare(*payload, lambda at=serial: self._cancelled_through >= at)
+                self._state("ready" if self._now.model else "empty")
             else:
                 self._generate(*payload)
 

@@ -8,18 +8,32 @@ normal error for every answer and a small one for every round, all seeded.
 from __future__ import annotations
 
 import hashlib
+import os
+import secrets
+import shutil
+import tempfile
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.api_compare import CompareBlock, CompareRequest
-from engine.errors import Cancelled, RondoError
+from engine.api import CompareBlock, CompareProgress, CompareReport, CompareRequest, RoundRing
+from engine.compare_handle import Compares
+from engine.errors import BusyError, Cancelled, RondoError
 from engine.knobs import knob_named
+from engine.measure.ab import run_ab
 from engine.measure.ab_evidence import BASE, CANDIDATE, Measured, Setting
-from engine.measure.workloads import Workload
+from engine.measure.ab_noise import NoiseStore
+from engine.measure.runs import RunStore
+from engine.measure.workloads import Workload, workloads_of
+
+if TYPE_CHECKING:
+    from engine.fake_script import Script
 
 OPERATIONS = (("MLP gate, up", 0.34), ("gated_delta", 0.22), ("head", 0.16), ("draft head", 0.12))
 COMMITTED = (3, 1, 4, 2, 4, 3, 1, 2)
@@ -37,9 +51,13 @@ class CompareScript:
     round_ms: float = 12.0
     same_text: bool = True
     same_path: bool = False
+    hurry: float = 20.0  # the scripted thread waits this much less than the times say
     fail_after_runs: int = -1
     error: RondoError | None = None
     seed: int = 0
+
+
+FASTER = CompareScript()
 
 
 class ScriptedSides:
@@ -138,3 +156,66 @@ class ScriptedSides:
                 counters[knob.engaged] = rounds if self._side == BASE else 2 * rounds
         operations = {name: share * spent for name, share in OPERATIONS}
         return Measured(block, (), counters, operations)
+
+
+class FakeCompares(Compares):
+    """The part of `FakeEngine` about A/B runs: the real protocol and store on scripted sides.
+
+    Runs go into a temporary folder of their own, never into the user's.
+    """
+
+    ring: RoundRing
+    script: Script
+    _put: Callable[[str, object], None]
+    _state: Callable[[str], None]
+    _beat: Callable[[], None]
+
+    def __init__(self) -> None:
+        name = f"rondo-scripted-{os.getpid()}-{secrets.token_hex(4)}"
+        self._folder = Path(tempfile.gettempdir()) / name
+        super().__init__(RunStore(self._folder / "runs"), self._folder / "noise")
+
+    def _queue_compare(self, compare_id: int, request: CompareRequest) -> None:
+        self._put("compare", (compare_id, request))
+
+    def _compare(
+        self, compare_id: int, request: CompareRequest, is_cancelled: Callable[[], bool]
+    ) -> None:
+        script, model, cancel = self.script.compare, self.snapshot().model, threading.Event()
+        self._state("comparing")
+
+        def on_round(round_ms: float, committed: int) -> None:
+            self._beat()
+            if is_cancelled():
+                cancel.set()
+            time.sleep(round_ms / script.hurry / 1e3)
+            self.ring.append(
+                end_s=time.monotonic(),
+                committed_tokens=committed,
+                drafted_tokens=DRAFTED,
+                accepted_tokens=committed - 1,
+                rows=1 + DRAFTED,
+                drafter=1,
+                round_ms=round_ms,
+            )
+
+        def measure(on_progress: Callable[[CompareProgress], None]) -> CompareReport:
+            if model is None:
+                raise BusyError("No model is loaded.", next_step="Open a model folder first.")
+            sides = ScriptedSides(request, script, on_round)
+            sides.setting = replace(sides.setting, model_name=model.name, model_path=model.path)
+            return run_ab(
+                request,
+                sides,
+                workloads_of(request),
+                noise_store=NoiseStore(self._noise_folder),
+                machine={"cpu_model": "no machine, scripted"},
+                on_progress=on_progress,
+                cancel=cancel,
+                why_stopped=lambda: self._stop_words,
+            )
+
+        self._run_compare(compare_id, measure)
+
+    def _forget_runs(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)

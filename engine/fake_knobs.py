@@ -22,6 +22,8 @@ class FakeKnobs:
     _events: queue.SimpleQueue[Event]
     _now: Snapshot
     _put: Callable[[str, object], None]
+    _comparing: bool
+    _refuse_knobs: Callable[[Mapping[str, str]], None]
 
     def __init__(self) -> None:
         self._knob_set = KnobSet({})
@@ -32,6 +34,9 @@ class FakeKnobs:
         return knob_rows(self._knob_set, backend=_BACKEND, offers=offers, engaged={}, served={})
 
     def set_knobs(self, changes: Mapping[str, str]) -> None:
+        if self._comparing:
+            self._refuse_knobs(changes)
+            return
         self._knob_changes.put(dict(changes))
         self._put("knobs", None)
 

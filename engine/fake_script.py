@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.errors import CheckpointError, RondoError
+from engine.errors import CheckpointError, NumericsError, RondoError
+from engine.fake_compare import FASTER, CompareScript
 
 CONTEXT_LIMIT = 8192
 ROOF_GBPS = 41.0
@@ -59,6 +60,7 @@ class Script:
     stall_after_rounds: int = -1
     stall_s: float = 0.0
     demo: bool = False
+    compare: CompareScript = FASTER
 
 
 SCRIPTS: dict[str, Script] = {
@@ -80,5 +82,20 @@ SCRIPTS: dict[str, Script] = {
             ),
         ),
         Script("slow-load", load_s=6.0, load_bytes=17_200_000_000),
+        Script("compare-worse", compare=CompareScript(effect_pct=2.0)),
+        Script("compare-equal", compare=CompareScript(effect_pct=0.0, noise_pct=1.2)),
+        Script("compare-texts-differ", compare=CompareScript(same_text=False)),
+        Script("compare-same-path", compare=CompareScript(same_path=True)),
+        Script(
+            "compare-failure",
+            compare=CompareScript(
+                fail_after_runs=110,
+                error=NumericsError(
+                    "Layer 5 (gated_delta) produced a NaN.",
+                    kept="The model stays loaded.",
+                    next_step="Compare again; if it returns, copy the report.",
+                ),
+            ),
+        ),
     )
 }

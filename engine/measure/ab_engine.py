@@ -25,8 +25,9 @@ OnRound = Callable[[Round, float, int], None]
 class EngineSides:
     """See `engine.measure.ab.Sides`. `engine` is the loaded engine, another one after a reload.
 
-    `on_round` follows every round as it does in `Engine.generate`. Raises UsageError where the two sides are
-    equal although a candidate was named, or a switch changes nothing here; nothing is changed then.
+    `on_round` follows every round as it does in `Engine.generate`. `on_engine` gets None before a reload and
+    the new engine after it; whoever listens must drop the old one at once. Raises UsageError where the two
+    sides are equal although a candidate was named, or a switch changes nothing here; nothing is changed then.
     """
 
     def __init__(
@@ -35,8 +36,10 @@ class EngineSides:
         request: CompareRequest,
         *,
         on_round: OnRound = lambda done, round_ms, context_tokens: None,
+        on_engine: Callable[[Engine | None], None] = lambda engine: None,
     ) -> None:
         self.engine: Engine | None = engine
+        self._on_engine = on_engine
         self._card = engine.card
         self._before = engine.knobs
         self._on_round = on_round
@@ -48,7 +51,7 @@ class EngineSides:
         switches = tuple(
             knob for knob in KNOBS if len({value_of(self._knobs[side], knob) for side in SIDES}) > 1
         )
-        if request.candidate and not switches:
+        if request.candidate != request.base and not switches:
             raise UsageError(
                 "The candidate is what the base is already.",
                 kept="Nothing was measured.",
@@ -126,12 +129,14 @@ class EngineSides:
         if engine is not None:
             # The old model goes first: memory may not hold two.
             self.engine = None
+            self._on_engine(None)
             engine.close()
             del engine
         card = self._card
         self.engine = Engine.open(
             card.path, knobs=knobs, threads=card.threads, context_tokens=card.context_tokens
         )
+        self._on_engine(self.engine)
 
 
 class _RoundTimes:

@@ -100,6 +100,8 @@ def build_report(
         seconds=seconds,
         label=request.label,
         notes=_notes(evidence, pairs),
+        base_knobs=setting.base,
+        candidate_knobs=setting.candidate,
     )
 
 
