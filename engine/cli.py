@@ -66,7 +66,9 @@ def print_json(values: dict[str, object]) -> None:
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """The options of every command that opens a model."""
     parser.add_argument("--model", metavar="DIR", help="model folder (default: the demo model)")
-    parser.add_argument("--profile", default="serve", help="serve, or a KEY=value file")
+    parser.add_argument(
+        "--profile", default="serve", help="serve, balanced, fp8, or a KEY=value file"
+    )
     parser.add_argument(
         "--knob",
         action="append",

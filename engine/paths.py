@@ -9,7 +9,7 @@ from pathlib import Path
 from engine.errors import UsageError
 
 _ROOT = Path(__file__).resolve().parent.parent
-PROFILES = {"serve": "serve.env"}
+PROFILES = {"serve": "serve.env", "balanced": "serve-balanced.env", "fp8": "serve-fp8.env"}
 
 
 def demo_model() -> Path:
@@ -37,11 +37,11 @@ def profile_path(profile: str | Path | None) -> Path | None:
     if profile is None:
         return None
     name = str(profile)
-    if name in PROFILES:
-        return _ROOT / "ops" / PROFILES[name]
-    path = Path(name)
-    if path.is_file():
-        return path
+    short = name.removeprefix("serve-")
+    if short in PROFILES:
+        return _ROOT / "ops" / PROFILES[short]
+    if os.path.isfile(name):
+        return Path(name)
     raise UsageError(
         f"Profile {name!r} is neither a file nor one of {', '.join(PROFILES)}.",
         next_step="Name a profile, or give the path of a KEY=value file.",
