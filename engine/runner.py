@@ -39,6 +39,7 @@ from engine.errors import BusyError, UsageError
 from engine.knob_rows import knob_rows, profile_of, served_values
 from engine.knobs import KnobSet, write_profile
 from engine.paths import demo_model, profile_path
+from engine.runner_compare import RunnerCompares
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -49,12 +50,13 @@ _PROGRESS_EVERY_S = 0.05
 _TEXTS_KEPT = 64  # raw streams of the latest requests
 
 
-class ThreadedEngine:
+class ThreadedEngine(RunnerCompares):
     """See `engine.api.EngineHandle`. The thread starts here and ends in `close`."""
 
     def __init__(
         self, *, knobs: Mapping[str, str] | None = None, threads: int | None = None
     ) -> None:
+        super().__init__()
         self.ring = RoundRing()
         self._knobs = dict(knobs or {})
         self._threads = threads
@@ -85,6 +87,7 @@ class ThreadedEngine:
         threads: int | None = None,
         knobs: Mapping[str, str] | None = None,
     ) -> None:
+        self._stop_compare()
         self._submit(lambda cancel: self._load(path, threads, knobs, cancel))
 
     def generate(self, request: GenerateRequest) -> int:
@@ -92,6 +95,9 @@ class ThreadedEngine:
         request_id = self._requests
         self._texts[request_id] = []
         self._texts.pop(request_id - _TEXTS_KEPT, None)
+        if self._comparing:
+            self._refuse_answer(request_id)
+            return request_id
         self._submit(lambda cancel: self._generate(request_id, request, cancel))
         return request_id
 
@@ -104,6 +110,9 @@ class ThreadedEngine:
         )
 
     def set_knobs(self, changes: Mapping[str, str]) -> None:
+        if self._comparing:
+            self._refuse_knobs(changes)
+            return
         # A round that runs takes them behind itself; the command finds them otherwise.
         self._knob_changes.put(dict(changes))
         self._submit(lambda cancel: self._apply_knobs())
@@ -121,6 +130,7 @@ class ThreadedEngine:
     def close(self, timeout_s: float = 5.0) -> bool:
         if not self._closing:
             self._closing = True
+            self._stop_compare(closing=True)
             self.cancel()
             self._commands.put(None)
         self._thread.join(timeout_s)
@@ -167,13 +177,14 @@ class ThreadedEngine:
     def demo_model_path(self) -> str:
         return str(demo_model())
 
-    def _submit(self, run: Callable[[threading.Event], None]) -> None:
+    def _submit(self, run: Callable[[threading.Event], None]) -> threading.Event:
         if self._closing:
             raise BusyError("The engine is closing.", next_step="Start Rondo again.")
         command = _Command(run, threading.Event())
         with self._cancels_lock:
             self._cancels.add(command.cancel)
         self._commands.put(command)
+        return command.cancel
 
     def _run(self) -> None:
         """The thread: one command after the other until close."""
@@ -336,7 +347,8 @@ class ThreadedEngine:
             round_ms=round_ms,
             bytes_read=done.bytes_read,
         )
-        self._apply_knobs()
+        if self._state != "comparing":
+            self._apply_knobs()
 
 
 @dataclass(frozen=True, slots=True)
