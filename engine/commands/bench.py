@@ -35,7 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--vocab", type=int, metavar="N", help="rows of the vocabulary")
     parser.add_argument("--suite", default=",".join(SUITES), metavar="LIST", help=", ".join(SUITES))
-    parser.add_argument("--rows", default="1,2,4,8,16,32", metavar="LIST", help="verify rows")
+    parser.add_argument("--rows", metavar="LIST", help="verify rows (default: 1,2,4,8,16,32)")
     parser.add_argument("--prefill", default="256,1024", metavar="LIST", help="prompt tokens")
     parser.add_argument("--threads", type=int, metavar="N", help="default: every core")
     parser.add_argument(
@@ -73,10 +73,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--csv", metavar="FILE", help="also write FILE and, with every sample, FILE.json"
     )
+    parser.add_argument(
+        "--write-tables",
+        action="store_true",
+        help="measure verify prices, chain and tree, and keep them for the router (--suite verify)",
+    )
+    parser.add_argument("--model", metavar="DIR", help="prices of this model, not of a shape")
+    parser.add_argument(
+        "--contexts", default="1024,4096", metavar="LIST", help="context classes of the prices"
+    )
+    parser.add_argument("--out", metavar="FILE", help="write the prices to FILE instead")
 
 
 def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     """Measure, print, then write the files that were asked for."""
+    if arguments.write_tables:
+        from engine.commands.bench_prices import run_prices
+
+        return run_prices(arguments, cancel)
     from engine.measure import export_csv
     from engine.measure.bench import run_bench
     from engine.measure.bench_export import run_rows
@@ -93,7 +107,7 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     with _probes(request.threads, wanted=not arguments.no_roof) as probes:
         report = run_bench(
             request,
-            _factory(knobs),
+            backend_factory(knobs),
             probes=probes,
             machine=machine,
             on_progress=lambda line: print(line, file=sys.stderr),
@@ -117,8 +131,8 @@ def _request(arguments: argparse.Namespace) -> BenchRequest:
     request = BenchRequest(
         shape=named_shape(arguments.shape, vocab=arguments.vocab),
         suites=tuple(_split(arguments.suite)),
-        rows=_numbers(arguments.rows, "--rows"),
-        prefill_tokens=_numbers(arguments.prefill, "--prefill"),
+        rows=numbers(arguments.rows, "--rows") if arguments.rows else BenchRequest.rows,
+        prefill_tokens=numbers(arguments.prefill, "--prefill"),
         threads=available_cores() if arguments.threads is None else arguments.threads,
         peers=tuple(_split(arguments.peers)),
         weight_format=arguments.weights,
@@ -136,7 +150,8 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _numbers(text: str, option: str) -> tuple[int, ...]:
+def numbers(text: str, option: str) -> tuple[int, ...]:
+    """The whole numbers of a list option; UsageError names the option."""
     parts = _split(text)
     if not parts or not all(part.isascii() and part.isdigit() and len(part) < 8 for part in parts):
         raise UsageError(f"{option} {text!r} is not a list of numbers.", next_step="Write 1,2,4.")
@@ -154,7 +169,7 @@ def _probes(threads: int, *, wanted: bool) -> Iterator[Probes | None]:
         yield probes
 
 
-def _factory(knobs: KnobSet) -> BackendFactory:
+def backend_factory(knobs: KnobSet) -> BackendFactory:
     """Opens the native backend, or the PyTorch operations when the switch CPU_ISA says reference."""
 
     def open_backend(

@@ -8,14 +8,17 @@ of the kernels has other steps.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from engine.errors import UsageError
 from engine.measure.machine import cpu_model
+from engine.measure.price_run import quick_prices
 from engine.model.backend import Backend
 from engine.model.native import NativeBackend
 from engine.paths import price_tables_dir, product_path, shipped_prices
 from engine.spec.prices import PriceTable, read_prices
+from engine.spec.staircut_prices import LivePrices
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +78,7 @@ def kept_prices(key: PriceKey) -> PriceTable | None:
         return None
     table = read_prices(path, source="")
     date = str(table.provenance.get("date", ""))[:10]
-    return PriceTable(
-        table.classes, f"measured on this machine {date}".strip(), table.provenance, table.notes
-    )
+    return replace(table, source=f"measured on this machine {date}".strip())
 
 
 def default_prices() -> PriceTable:
@@ -85,5 +86,30 @@ def default_prices() -> PriceTable:
     path = shipped_prices()
     table = read_prices(path, source="")
     machine = table.provenance.get("machine", "another machine")
-    source = f"shipped default: proportions of the demo model on {machine}"
-    return PriceTable(table.classes, source, table.provenance, table.notes)
+    return replace(table, source=f"shipped default: proportions of the demo model on {machine}")
+
+
+def live_prices(backend: Backend, given: str = "", *, threads: int) -> LivePrices:
+    """The prices a router starts from; the backend's sequence is empty before and afterwards.
+
+    The file of QWEN38_STAIR_TABLES (`given`) where one is named, else the table kept for exactly this machine
+    and model, else a few rounds timed now; where even these take too long, the proportions of the shipped
+    table, which the rounds to come correct. Raises UsageError for a given file that is no table.
+    """
+    if given:
+        return LivePrices(given_prices(given))
+    backend.reset(speculate=False)
+    key = PriceKey.of(backend, threads=threads)
+    damaged = ""
+    try:
+        kept = kept_prices(key)
+    except UsageError as error:
+        kept, damaged = None, f" ({error.cause})"
+    if kept is not None:
+        return LivePrices(kept)
+    quick = quick_prices(backend)
+    table = quick.table if quick else default_prices()
+    return LivePrices(
+        replace(table, source=table.source + damaged),
+        learns_rows=quick is None or not quick.complete,
+    )

@@ -102,6 +102,7 @@ class StairCut:
         self._named_ms = 0.0  # its draft and verify
         self._head_ms = 0.0
         self._look_factor = 1.0
+        self.read_bytes = 0  # of the last proposal
         self.choice = RouteChoice(PLAIN, 0, 1.0, 0.0, (), prices.source)
 
     @property
@@ -134,6 +135,7 @@ class StairCut:
             self._learn_rest((now_s - self._began_s) * 1e3 - self._named_ms)
         self._began_s = now_s
         self._head_ms = 0.0
+        self.read_bytes = 0
         limit = min(limit, self._nodes)
         prices = self._prices.curves(self._context)
         terms = Terms(prices, self._rest_ms / self._prices.level, limit)
@@ -149,6 +151,7 @@ class StairCut:
         begun_s = self._clock()
         drafted = head.draft(anchor, plan.steps, limit, self._clock)
         self._head_ms = (self._clock() - begun_s) * 1e3
+        self.read_bytes = head.read_bytes
         cost_ms = head.cost_ms(plan.steps, prices[0][1] * self._prices.level)
         terms = terms._replace(spent_ms=terms.spent_ms + cost_ms / self._prices.level)
         found.clear()

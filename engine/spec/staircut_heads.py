@@ -46,6 +46,11 @@ class Head:
         self._probing = False
         self.learning = True
 
+    @property
+    def read_bytes(self) -> int:
+        """What the latest draft had to read."""
+        return self._drafter.read_bytes
+
     def begin(self, prompt: Sequence[int]) -> None:
         """A new text."""
         self._drafter.begin(prompt)

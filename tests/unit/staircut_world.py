@@ -142,6 +142,7 @@ class Fixed:
     """Always the same drafter at the same size."""
 
     name = "fixed"
+    read_bytes = 0
 
     def __init__(self, drafter: Drafter | None, nodes: int) -> None:
         self._drafter, self._nodes = drafter, nodes
@@ -174,6 +175,7 @@ class Steps:
     """A head that drafts token by token, with scores that are right on the mean."""
 
     name = "steps"
+    read_bytes = 0
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -200,6 +202,7 @@ class Block:
     """A head that drafts 15 nodes at one cost: a line of ten and a second choice at five of its nodes."""
 
     name = "block"
+    read_bytes = 0
 
     def __init__(self, world: World) -> None:
         self._world = world

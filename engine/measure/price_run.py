@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Measures what a verify pass costs by rows, chain or tree, and context: the tables that routers price with.
+
+A timed round is a pass and the commit of what it keeps, so that a pass carries the commit of the round before
+as it does in service. A chain keeps the first half of its rows, a tree its leftmost path. Trees are balanced:
+every node has two children, filled level by level.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from engine.errors import Cancelled, UsageError
+from engine.model.backend import VERIFY_ROWS, Backend
+from engine.spec.prices import CHAIN, FIRST_CLASS_TOKENS, KINDS, TREE, PriceTable
+
+PRICE_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32)
+PRICE_CONTEXTS = (1024, 4096)
+TREES = "balanced, two children a node, filled level by level"
+_LEAST_TREE = 3  # rows: fewer are a chain
+_BURST_MS = 8.0  # of one case in one turn, where its rounds are that short
+_BURST_ROUNDS = 16
+_PROMPT_CHUNK = 256
+
+_QUICK_ROWS = ((CHAIN, 1), (CHAIN, 8), (CHAIN, 2), (CHAIN, 4), (TREE, 8), (CHAIN, 16), (CHAIN, 32))
+_QUICK_SHORT_MS = 5.0
+_QUICK_ROUNDS = 5
+_QUICK_BUDGET_S = 0.25
+_QUICK_LIMIT_MS = 200.0
+
+
+@dataclass(frozen=True, slots=True)
+class PriceRequest:
+    """Row counts and context classes to measure; the median of `turns` turns counts."""
+
+    rows: tuple[int, ...] = PRICE_ROWS
+    contexts: tuple[int, ...] = PRICE_CONTEXTS
+    turns: int = 5
+    seed: int = 0
+
+    def check(self) -> None:
+        """UsageError for values that make no table."""
+        if not self.rows or not all(1 <= rows <= VERIFY_ROWS for rows in self.rows):
+            raise UsageError(
+                "These row counts make no table.", next_step=f"Use numbers from 1 to {VERIFY_ROWS}."
+            )
+        if not self.contexts or not all(
+            tokens >= FIRST_CLASS_TOKENS and tokens & (tokens - 1) == 0 for tokens in self.contexts
+        ):
+            raise UsageError(
+                "These context classes make no table.",
+                next_step=f"Use powers of two from {FIRST_CLASS_TOKENS}, as in 1024,4096.",
+            )
+        if self.turns < 1:
+            raise UsageError("A table needs 1 turn or more.", next_step="Leave --turns out.")
+
+    @property
+    def capacity(self) -> int:
+        """Positions the backend must have room for."""
+        return max(self.contexts) + _span(max(self.contexts)) + VERIFY_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class QuickPrices:
+    """A rough table; `complete` where every row count of it was measured."""
+
+    table: PriceTable
+    complete: bool
+
+
+def balanced_parents(rows: int) -> list[int]:
+    """Parents of a balanced binary tree of `rows` nodes in depth-first pre-order."""
+    parents: list[int] = []
+    waiting = [(0, -1)]  # (number level by level, parent in pre-order)
+    while waiting:
+        number, parent = waiting.pop()
+        at = len(parents)
+        parents.append(parent)
+        waiting.extend((child, at) for child in (2 * number + 2, 2 * number + 1) if child < rows)
+    return parents
+
+
+def measure_prices(
+    backend: Backend,
+    request: PriceRequest,
+    *,
+    on_progress: Callable[[str], None] = lambda line: None,
+    cancel: threading.Event | None = None,
+) -> dict[int, dict[str, dict[int, float]]]:
+    """Milliseconds by context class, kind and rows; classes beyond the backend's capacity are left out.
+
+    Raises:
+        UsageError: a request that makes no table, or a backend with room for none of its classes.
+        Cancelled: `cancel` was set; looked at between turns.
+    """
+    request.check()
+    room = backend.capacity - VERIFY_ROWS
+    contexts = [tokens for tokens in request.contexts if tokens + _span(tokens) // 2 <= room]
+    if not contexts:
+        raise UsageError(
+            f"No context class fits the {backend.capacity} positions of this model.",
+            next_step="Name smaller ones with --contexts.",
+        )
+    cases = [(CHAIN, rows) for rows in request.rows]
+    cases += [(TREE, rows) for rows in request.rows if rows >= _LEAST_TREE]
+    cases.sort(key=lambda case: case[1])
+    classes = {}
+    for tokens in contexts:
+        rounds = _Rounds(backend, tokens, request.seed)
+        samples: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
+        for turn in range(request.turns):
+            on_progress(f"context {tokens}, turn {turn + 1} of {request.turns}")
+            for case in cases:
+                if cancel is not None and cancel.is_set():
+                    raise Cancelled("The measurement was cancelled.", kept="No table was written.")
+                samples[case] += rounds.burst(*case)
+        classes[tokens] = _table({case: statistics.median(ms) for case, ms in samples.items()})
+    backend.reset(speculate=False)
+    return classes
+
+
+def quick_prices(backend: Backend) -> QuickPrices | None:
+    """A rough table from a few rounds on an empty sequence, or None where a plain round exceeds 200 ms.
+
+    Takes about a quarter of a second where rounds are short. Row counts that it has no time for are priced by
+    the slope of the last ones. The sequence is empty afterwards.
+    """
+    prices: dict[tuple[str, int], float] = {}
+    begun_s = time.perf_counter()
+    for kind, rows in _QUICK_ROWS:
+        if len(prices) > 1 and time.perf_counter() - begun_s > _QUICK_BUDGET_S:
+            break
+        backend.reset(speculate=False)
+        if rows > backend.capacity:
+            continue
+        ids, parents, keep = [0] * rows, _parents(kind, rows), 1
+        first_ms = _round_ms(backend, ids, parents, keep)
+        if rows == 1 and first_ms > _QUICK_LIMIT_MS:
+            first_ms = _round_ms(backend, ids, parents, keep)  # the first one records
+            if first_ms > _QUICK_LIMIT_MS:
+                backend.reset(speculate=False)
+                return None
+        taken = []
+        while backend.length + rows <= backend.capacity and len(taken) < _QUICK_ROUNDS:
+            taken.append(_round_ms(backend, ids, parents, keep))
+            if taken[-1] > _QUICK_SHORT_MS and len(taken) > 1:
+                break
+        prices[kind, rows] = min(taken, default=first_ms)
+    backend.reset(speculate=False)
+    measured = len(prices)
+    chain = sorted(rows for kind, rows in prices if kind == CHAIN)
+    if chain[-1] < VERIFY_ROWS and len(chain) > 1:
+        low, high = chain[-2:]
+        slope = max(0.0, prices[CHAIN, high] - prices[CHAIN, low]) / (high - low)
+        prices[CHAIN, VERIFY_ROWS] = prices[CHAIN, high] + slope * (VERIFY_ROWS - high)
+    share = prices.pop((TREE, 8), prices.get((CHAIN, 8), 1.0)) / prices.get((CHAIN, 8), 1.0)
+    for _, rows in [case for case in prices if case[1] >= _LEAST_TREE]:
+        prices[TREE, rows] = prices[CHAIN, rows] * max(1.0, share)
+    source = f"measured at load: {measured} row counts on an empty context"
+    table = PriceTable({FIRST_CLASS_TOKENS: _table(prices)}, source)
+    return QuickPrices(table, complete=measured == len(_QUICK_ROWS))
+
+
+def _table(prices: dict[tuple[str, int], float]) -> dict[str, dict[int, float]]:
+    """By kind and rows; a tree of one or two rows is a chain."""
+    chain = {rows: ms for (kind, rows), ms in sorted(prices.items()) if kind == CHAIN}
+    tree = {rows: ms for rows, ms in chain.items() if rows < _LEAST_TREE}
+    tree |= {rows: ms for (kind, rows), ms in sorted(prices.items()) if kind == TREE}
+    return dict(zip(KINDS, (chain, tree or dict(chain)), strict=True))
+
+
+def _parents(kind: str, rows: int) -> list[int] | None:
+    return balanced_parents(rows) if kind == TREE else None
+
+
+def _leftmost(parents: Sequence[int]) -> int:
+    """Nodes of the path that always takes the first child: 0, 1, 2, .. in pre-order."""
+    nodes = 1
+    while nodes < len(parents) and parents[nodes] == nodes - 1:
+        nodes += 1
+    return nodes
+
+
+def _span(context_tokens: int) -> int:
+    """Positions that a timed sequence may lie around its class."""
+    return max(256, context_tokens // 8)
+
+
+def _round_ms(
+    backend: Backend, ids: Sequence[int], parents: Sequence[int] | None, keep: int
+) -> float:
+    begun = time.perf_counter()
+    backend.verify(ids, parents)
+    backend.commit(keep)
+    return (time.perf_counter() - begun) * 1e3
+
+
+class _Rounds:
+    """Rounds of one backend around one context length, on random tokens."""
+
+    def __init__(self, backend: Backend, context_tokens: int, seed: int) -> None:
+        self._backend = backend
+        span = _span(context_tokens)
+        self._start = context_tokens - span // 2
+        self._end = min(context_tokens + span // 2, backend.capacity - VERIFY_ROWS)
+        self._random = random.Random(seed)
+        self._known: set[tuple[str, int]] = set()
+        self._restart()
+
+    def burst(self, kind: str, rows: int) -> list[float]:
+        """Milliseconds of a few rounds, behind an untimed one, or two that record the passes."""
+        for _ in range(1 if (kind, rows) in self._known else 2):
+            self._round(kind, rows)
+        self._known.add((kind, rows))
+        taken: list[float] = []
+        while not taken or (sum(taken) < _BURST_MS and len(taken) < _BURST_ROUNDS):
+            taken.append(self._round(kind, rows))
+        return taken
+
+    def _round(self, kind: str, rows: int) -> float:
+        if self._backend.length >= self._end:
+            self._restart()
+        parents = _parents(kind, rows)
+        keep = (rows + 1) // 2 if parents is None else _leftmost(parents)
+        return _round_ms(self._backend, self._ids(rows), parents, keep)
+
+    def _restart(self) -> None:
+        self._backend.reset(speculate=False)
+        for at in range(0, self._start, _PROMPT_CHUNK):
+            self._backend.prefill(self._ids(min(_PROMPT_CHUNK, self._start - at)))
+
+    def _ids(self, count: int) -> list[int]:
+        vocabulary = self._backend.config.vocab_size
+        return [self._random.randrange(vocabulary) for _ in range(count)]
