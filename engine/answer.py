@@ -70,7 +70,7 @@ class AnswerTally:
 
     def __init__(self) -> None:
         self._round_ms: list[float] = []
-        self._tokens = self._drafted = self._accepted = self._bytes = 0
+        self._tokens = self._drafted = self._accepted = self._bytes = self._written = 0
 
     def count(self, done: Round, round_ms: float) -> None:
         self._round_ms.append(round_ms)
@@ -78,6 +78,7 @@ class AnswerTally:
         self._drafted += done.drafted
         self._accepted += done.accepted
         self._bytes += done.bytes_read
+        self._written += done.bytes_written
 
     def generation(
         self,
@@ -113,4 +114,5 @@ class AnswerTally:
             bytes_per_round=self._bytes // rounds if rounds else None,
             read_gbps=self._bytes / rounds_s / 1e9 if rounds_s > 0 else None,
             roof_gbps=roof_gbps,
+            written_bytes_per_round=self._written // rounds if rounds else None,
         )

@@ -158,6 +158,7 @@ class Generation:
     bytes_per_round: int | None
     read_gbps: float | None
     roof_gbps: float | None
+    written_bytes_per_round: int | None = None  # recurrent state
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from engine.answer import AnswerStream, AnswerTally
 from engine.api import (
     GenerateRequest,
     Generation,
-    KernelRow,
     KernelTable,
     KnobRow,
     LoadProgress,
@@ -27,12 +26,15 @@ from engine.errors import Cancelled, PromptError, UsageError
 from engine.knob_rows import idle_notices, knob_rows, served_values
 from engine.knobs import KnobSet
 from engine.load.checkpoint import Checkpoint, read_checkpoint
+from engine.measure.kernel_table import kernel_table
 from engine.model.backend import Backend
 from engine.model.choose import open_backend
 from engine.model.engaged import Engaged
 from engine.model.threads import MOST_THREADS
 from engine.paths import profile_path
 from engine.spec.decode import DecodeLoop, Round
+from engine.spec.drafter import Drafter
+from engine.spec.drafters import Drafters
 from engine.spec.sampling import Sampling
 
 PREFILL_CHUNK = 256
@@ -55,6 +57,7 @@ class Engine:
         self._round_sum = (0, 0.0)
         self._round_sum_lock = threading.Lock()
         self._engaged = Engaged()
+        self._drafters = Drafters(backend)
         self.card = card
 
     @staticmethod
@@ -173,28 +176,7 @@ class Engine:
 
     def kernel_table(self) -> KernelTable:
         """Per-operation times over the rounds since the last reset."""
-        times = self._backend.operation_times()
-        rounds, rounds_ms = self._round_sum
-        if isinstance(times, str):
-            return KernelTable((), rounds, 0.0, 0.0, times)
-        if not rounds:
-            return KernelTable((), 0, 0.0, 0.0, "no round has run yet")
-        rows = [
-            KernelRow(
-                name=each.name,
-                calls=each.calls,
-                total_ms=each.total_ms,
-                share_pct=100.0 * each.total_ms / rounds_ms,
-                read_gbps=each.bytes_read / each.total_ms / 1e6 if each.total_ms else None,
-                gflops=each.flops / each.total_ms / 1e6 if each.total_ms else None,
-            )
-            for each in times
-        ]
-        rows.sort(key=lambda row: -row.total_ms)
-        accounted_ms = sum(row.total_ms for row in rows)
-        return KernelTable(
-            tuple(rows), rounds, rounds_ms / rounds, (rounds_ms - accounted_ms) / rounds
-        )
+        return kernel_table(self._backend.operation_times(), *self._round_sum)
 
     def reset_kernel_table(self) -> None:
         """Start the per-operation times anew."""
@@ -238,6 +220,7 @@ class Engine:
         on_round: Callable[[Round, float, int], None] | None = None,
         cancel: threading.Event | None = None,
         follow: Sequence[int] | None = None,
+        drafter: Drafter | None = None,
     ) -> Generation:
         """Answer one request; blocks until it is done.
 
@@ -245,6 +228,7 @@ class Engine:
         `on_round(round, round_ms, context_tokens)` every round. A set `cancel` ends it within one chunk
         or one round; what was written is returned with finish_reason "cancelled". `follow` holds the tokens of
         the answer where it is given beforehand, at least max_tokens of them: rounds then time this text.
+        `drafter` drafts in place of the one that the switches ask for.
         """
         begun = time.perf_counter()
         cancel = cancel or threading.Event()
@@ -262,12 +246,21 @@ class Engine:
         ids, dropped = self._fitted(ids, request.truncate, request.max_tokens)
         stream = AnswerStream(self._checkpoint, request.stop, thinking, on_text)
         stop_ids = frozenset() if request.ignore_stop_tokens else self._stop_ids
-        loop = DecodeLoop(self._backend, sampling, stop_ids, follow)
+        rows, nodes = self._knobs.number("VERIFY_ROWS"), self._knobs.number("TREE_NODES")
+        loop = DecodeLoop(
+            self._backend,
+            sampling,
+            stop_ids,
+            self._drafter_of(request, drafter),
+            rows=rows,
+            nodes=nodes or rows,
+            follow=follow,
+        )
         tally = AnswerTally()
         try:
-            self._prefill(ids, loop, self._depth(request) > 0, on_prompt, cancel)
+            self._prefill(ids, loop, on_prompt, cancel)
             first_token_s = time.perf_counter()
-            finish = self._decode(request, loop, stream, tally, on_round, cancel)
+            finish = self._decode(request, ids, loop, drafter, stream, tally, on_round, cancel)
         except Cancelled:
             first_token_s = time.perf_counter()
             finish = "cancelled"
@@ -283,19 +276,20 @@ class Engine:
             roof_gbps=self.card.roof_gbps,
         )
 
-    def _depth(self, request: GenerateRequest) -> int:
-        """Tokens to draft in the coming round; switches may flip between rounds."""
-        return self._knobs.number("MTP_DEPTH") if request.speculate else 0
+    def _drafter_of(self, request: GenerateRequest, given: Drafter | None) -> Drafter | None:
+        """Who drafts in the coming round; switches may flip between rounds."""
+        if not request.speculate:
+            return None
+        return given or self._drafters.of(self._knobs)
 
     def _prefill(
         self,
         ids: list[int],
         loop: DecodeLoop,
-        speculate: bool,
         on_prompt: Callable[[int, int], None] | None,
         cancel: threading.Event,
     ) -> None:
-        self._backend.reset(speculate=speculate)
+        self._backend.reset(speculate=loop.drafter is not None)
         result = None
         for at in range(0, len(ids), PREFILL_CHUNK):
             if cancel.is_set():
@@ -304,12 +298,14 @@ class Engine:
             if on_prompt:
                 on_prompt(self._backend.length, len(ids))
         assert result is not None
-        loop.begin(result)
+        loop.begin(result, ids)
 
     def _decode(
         self,
         request: GenerateRequest,
+        prompt: list[int],
         loop: DecodeLoop,
+        given: Drafter | None,
         stream: AnswerStream,
         tally: AnswerTally,
         on_round: Callable[[Round, float, int], None] | None,
@@ -327,12 +323,17 @@ class Engine:
             if loop.room() < 1:
                 return "context"
             started = time.perf_counter()
-            done = loop.round(self._depth(request), request.max_tokens - len(stream.ids))
+            drafter = self._drafter_of(request, given)
+            if drafter is not loop.drafter:
+                loop.use(drafter, [*prompt, *stream.ids[:-1]])
+            done = loop.round(request.max_tokens - len(stream.ids))
             stopped = done.tokens[-1] in stop_ids
             stopped = stream.add(done.tokens[:-1] if stopped else done.tokens) or stopped
             round_ms = (time.perf_counter() - started) * 1e3
             tally.count(done, round_ms)
             self._engaged.count("drafted tokens", done.drafted)
+            self._engaged.count("rows verified", done.rows)
+            self._engaged.count("tree passes", done.tree)
             with self._round_sum_lock:
                 rounds, rounds_ms = self._round_sum
                 self._round_sum = (rounds + 1, rounds_ms + round_ms)

@@ -339,7 +339,7 @@ class ThreadedEngine(RunnerCompares):
             accepted_tokens=done.accepted,
             rows=done.rows,
             context_tokens=context_tokens,
-            drafter=DRAFTERS.index("mtp" if done.drafted else "none"),
+            drafter=DRAFTERS.index(done.drafter),
             draft_ms=done.draft_ms,
             verify_ms=done.verify_ms,
             commit_ms=done.commit_ms,

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -28,24 +27,16 @@ from engine.model.engaged import Engaged
 from engine.model.native_forward import NativeForward
 from engine.model.native_mtp import NativeMtp
 from engine.model.native_weights import NativeWeights
+from engine.model.pass_times import PassTimes
 from engine.model.steps import PassTape
+from engine.model.suspect import first_suspect
 from engine.model.switches import Switches
 from engine.model.verify_graph import GraphKey, VerifyGraphs, context_class
 from kernels.build import NativeBuildError
-from kernels.elementwise.native import statistics
 from kernels.gated_delta.buffers import state_from_tiles
-from kernels.tape import Pool, StepModel, Tape
+from kernels.tape import Pool, Tape
 
 _DRAFTS = ("draft", "extend")  # kinds of passes of the MTP head alone
-
-
-@dataclass(slots=True)
-class _Times:
-    """Milliseconds of each step of one recording, summed over its runs."""
-
-    models: list[StepModel]
-    runs: int
-    total_ms: np.ndarray  # float64 [steps]
 
 
 class NativeBackend:
@@ -104,7 +95,7 @@ class NativeBackend:
         self._parents = self._arena.parents.numpy()
         self._best = self._arena.best.numpy()
         self._logits = self._arena.logits[:, :tokens].numpy()
-        self._times: dict[GraphKey, _Times] = {}
+        self._times = PassTimes()
         self.reset(speculate=False)
 
     def reset(self, *, speculate: bool) -> None:
@@ -181,54 +172,17 @@ class NativeBackend:
         return self._bytes.state_bytes
 
     def suspect_layer(self) -> str:
-        """Reruns the tokens of the last pass from an empty state and looks behind every step.
-
-        The sequence is lost; a weight that is bad shows from any state.
-        """
-        arena, forward = self._arena, self._forward
         # A drafter that computed no number proposed -1, which no embedding row stands for.
         rows = max(1, int(np.cumprod(self._ids[: self._pass_rows] >= 0).sum()))
         self.reset(speculate=False)
         self._start[0] = 0
-        if not forward.weights.embed[arena.ids[:rows].long()].isfinite().all():
-            return "the token embedding"
-        found = torch.zeros(rows, 3)
-        suspects: list[str] = []
-
-        def look(tape: Tape, layer: int, part: str) -> None:
-            statistics(tape, x=arena.residual, out=found, rows=rows)
-            if float(found[:, 2].sum()) > 0:
-                suspects.append(f"layer {layer}, {part}")
-
-        tape = Tape(self.pool, eager=True)
-        forward.trunk(tape, rows=rows, parity=0, advance=True, expected_length=0, after_layer=look)
-        if suspects:
-            return suspects[0]
-        if not arena.hidden[:rows].isfinite().all():
-            return "the final norm"
-        for at in range(0, rows, VERIFY_ROWS):
-            part = min(VERIFY_ROWS, rows - at)
-            forward.head(tape, arena.hidden[at:], part)
-            if (self._best[:part] < 0).any():
-                return "the output head"
-        return "the state of this sequence; its last tokens alone do not show it"
+        return first_suspect(self._forward, self.pool, rows)
 
     def operation_times(self) -> list[OperationTime]:
-        """Times of the passes of rounds since the last reset, by operation."""
-        sums: dict[str, list[float]] = {}
-        for times in list(self._times.values()):
-            for model, total_ms in zip(times.models, times.total_ms.tolist(), strict=True):
-                row = sums.setdefault(model.name, [0, 0.0, 0, 0])
-                row[0] += times.runs
-                row[1] += total_ms
-                row[2] += times.runs * model.bytes_read
-                row[3] += times.runs * model.flops
-        return [
-            OperationTime(name, int(n), ms, int(b), int(f)) for name, (n, ms, b, f) in sums.items()
-        ]
+        return self._times.by_operation()
 
     def reset_operation_times(self) -> None:
-        self._times = {}
+        self._times.reset()
 
     def apply_knobs(self, knobs: KnobSet) -> None:
         self._use_threads(knobs.number("CPU_THREADS"))
@@ -243,10 +197,16 @@ class NativeBackend:
         return self._engaged.counts()
 
     def record_rounds(self, depth: int, width: int = 1) -> None:
-        """Record the passes that rounds of up to `depth` drafted tokens take, so the first ones are fast."""
-        for rows in range(1, depth + 2) if self._replay else ():
+        """Record the passes of rounds of up to `depth` drafted tokens, so that the first ones are fast.
+
+        `width`: candidates of each drafted token; more than one make trees.
+        """
+        shapes = [("chain", rows) for rows in range(1, depth + 2)]
+        if depth and width > 1:
+            shapes.append(("tree", 1 + depth * width))
+        for kind, rows in shapes if self._replay else ():
             for parity in (0, 1):
-                self._graphs.get(self._key("chain", rows, parity=parity), self._record)
+                self._graphs.get(self._key(kind, rows, parity=parity), self._record)
         if self._replay_drafts and depth and self._arena.mtp_kv is not None:
             for rows in range(1, depth + 2):
                 self._graphs.get(self._key("draft", rows, steps=depth, width=width), self._record)
@@ -330,13 +290,8 @@ class NativeBackend:
         self._engaged.add(tape.paths)
         if self._found_threads not in (0, self.pool.threads):
             self._engaged.count("passes on other threads")
-        if not in_round:
-            return
-        times = self._times.get(key)
-        if times is None:
-            times = self._times[key] = _Times(tape.models, 0, np.zeros(len(tape.models)))
-        times.runs += 1
-        times.total_ms += tape.step_ms()
+        if in_round:
+            self._times.add(key, tape)
 
     def _replays(self, kind: str) -> bool:
         wanted = self._replay_drafts if kind in _DRAFTS else self._replay
