@@ -52,8 +52,8 @@ void argmax_row(const float* x, int n, int32_t* id, float* value) {
                                       : first_lanes16(load16_n(x + at, n - at), n - at, low);
     bad |= now != now;
     const v16i better = now > best;
-    best = better ? now : best;
-    where = better ? lane : where;
+    best = select16(better, now, best);
+    where = select16(better, lane, where);
   }
   float top = best[0];
   int32_t first = where[0];
