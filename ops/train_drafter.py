@@ -30,7 +30,7 @@ from ops.drafter.data import Seen, draw_blocks, look, without_prompts
 from ops.drafter.losses import block_losses
 from ops.drafter.network import BlockNetwork
 from ops.drafter.target import Target
-from ops.drafter.tensors import initial_tensors
+from ops.drafter.tensors import aim_attention, initial_tensors
 from ops.train_demo import rates
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,7 +61,7 @@ def drafter_config(target: Target, *, layers: int, intermediate: int) -> BlockCo
         head_dim=64,
         vocab_size=c.vocab_size,
         rms_eps=1e-6,
-        rope_theta=1e4,
+        rope_theta=1e3,
         window=2048,
         block_size=16,
         conv_group=16,
@@ -143,10 +143,10 @@ def train(options: argparse.Namespace) -> None:
         entries, chat, seed=options.seed, tokens_per_batch=options.batch_tokens, cut=0.0
     )
     probes = held_out_answers(entries, samples, target, options.probes, options.seed)
-    tensors = {
-        n: v.requires_grad_()
-        for n, v in initial_tensors(config, options.seed, target.final_norm).items()
-    }
+    first = initial_tensors(config, options.seed, target.final_norm)
+    sample = look(target, samples.pool(0, 20)[0], config.streams)
+    aim_attention(first, config, sample.taps[sample.answer], target.embed[config.mask_id])
+    tensors = {n: v.requires_grad_() for n, v in first.items()}
     average = {n: v.detach().clone() for n, v in tensors.items()}
     optimiser, progress = Optimiser(tensors, dtype=torch.float32), Progress()
     if (work / CHECKPOINT).exists():
@@ -169,7 +169,7 @@ def train(options: argparse.Namespace) -> None:
     ):
         for seen in order:
             share = min(1.0, progress.seconds / budget)
-            width = WIDTHS[int(torch.rand((), generator=generator) < 0.6)]
+            width = WIDTHS[int(torch.rand((), generator=generator) < options.wide)]
             count = max(1, options.rows // (len(seen.ids) * width))
             blocks = draw_blocks(seen, count, width, generator)
             if not blocks.valid.any(-1).any(-1).all():
@@ -197,11 +197,15 @@ def train(options: argparse.Namespace) -> None:
                     flush=True,
                 )
                 last_print, sums, printed = progress.seconds, [0.0] * 3, 0
+            if progress.seconds - last_save >= options.save_every:
+                save(work, config, tensors, average, optimiser, progress)
+                last_save = progress.seconds
+            if progress.seconds >= budget:
+                break
         progress.pool = number
         done = progress.seconds >= budget
-        if progress.seconds - last_save >= options.save_every or done:
+        if done:
             save(work, config, tensors, average, optimiser, progress)
-            last_save = progress.seconds
         if progress.seconds - last_probe >= options.probe_every or done:
             for width in WIDTHS:
                 for tally in tally_rounds(network, average, target, probes, width):
@@ -241,8 +245,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--pool", type=int, default=200, help="chats in a pool")
     parser.add_argument("--passes", type=int, default=3, help="times each pool is trained on")
     parser.add_argument("--probes", type=int, default=40)
+    parser.add_argument("--wide", type=float, default=0.2, help="share of steps on the wide block")
     parser.add_argument("--adam-rate", type=float, default=3e-3)
-    parser.add_argument("--muon-rate", type=float, default=0.02)
+    parser.add_argument("--muon-rate", type=float, default=0.03)
     parser.add_argument("--print-every", type=float, default=20.0, help="seconds")
     parser.add_argument("--save-every", type=float, default=180.0, help="seconds")
     parser.add_argument("--probe-every", type=float, default=420.0, help="seconds")

@@ -69,6 +69,6 @@ def block_losses(
     return Losses(
         total=(slot * scale).sum() / scale.sum() + selector_mean,
         slot=float(slot.detach().mean()),
-        selector=float(selector.detach().mean()),
+        selector=float(selector.detach().mean()) if len(selector) else 0.0,
         first_pct=100.0 * float(right[at_first].float().mean()),
     )
