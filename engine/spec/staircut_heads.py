@@ -36,7 +36,7 @@ class Head:
     """One such drafter: when it is worth asking, what it costs, how far its scores can be believed."""
 
     def __init__(self, drafter: Drafter) -> None:
-        self._drafter = drafter
+        self._drafter = self._asked = drafter
         self.name = drafter.name
         self.calibration = Calibration()
         self.drafted: DraftTree | None = None  # of this round
@@ -49,7 +49,7 @@ class Head:
     @property
     def read_bytes(self) -> int:
         """What the latest draft had to read."""
-        return self._drafter.read_bytes
+        return self._asked.read_bytes
 
     def begin(self, prompt: Sequence[int]) -> None:
         """A new text."""
@@ -124,13 +124,17 @@ class Head:
 
 
 class StepHead(Head):
-    """A head whose draft takes one step a token, so that its depth is chosen before."""
+    """A head whose draft takes one step a token, so that its depth is chosen before.
 
-    def __init__(self, drafter: Drafter, most: int) -> None:
-        super().__init__(drafter)
-        self._most = most
-        self.rates = StepRates(most)
-        self._costs = StepCosts(most)
+    `drafters` take 1, 2, .. steps, over one head that keeps no text of its own.
+    """
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        super().__init__(drafters[-1])
+        self._drafters = tuple(drafters)
+        self._steps = len(drafters)
+        self.rates = StepRates(self._steps)
+        self._costs = StepCosts(self._steps)
 
     def begin(self, prompt: Sequence[int]) -> None:
         super().begin(prompt)
@@ -140,7 +144,7 @@ class StepHead(Head):
         chain_ms = prices[0]
         best = Plan(0.0, 1, 2)
         expected = 1.0
-        for steps, chance in enumerate(self.rates.chances(min(limit, self._most)), 1):
+        for steps, chance in enumerate(self.rates.chances(min(limit, self._steps)), 1):
             expected += chance
             spent_ms = rest_ms + self.cost_ms(steps, chain_ms[1] * level) / level
             value = expected / (chain_ms[steps + 1] + spent_ms)
@@ -153,7 +157,8 @@ class StepHead(Head):
         return _STEP_PRIOR * steps * plain_ms if known is None else known
 
     def _propose(self, anchor: int, steps: int, limit: int) -> DraftTree | None:
-        return self._drafter.propose(anchor, steps)
+        self._asked = self._drafters[steps - 1]
+        return self._asked.propose(anchor, limit)
 
     def _learn_cost(self, steps: int, ms: float) -> None:
         self._costs.learn(steps, ms)
@@ -193,7 +198,7 @@ class BlockHead(Head):
         return self._cost.ms if self._cost.samples else _BLOCK_PRIOR * plain_ms
 
     def _propose(self, anchor: int, steps: int, limit: int) -> DraftTree | None:
-        return self._drafter.propose(anchor, limit)
+        return self._asked.propose(anchor, limit)
 
     def _learn_cost(self, steps: int, ms: float) -> None:
         self._cost.learn(ms)

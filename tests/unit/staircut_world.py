@@ -121,16 +121,19 @@ class World:
         """A router over all drafters of this world."""
         rate = LookupRate()
         lookup = LookupArm(CheapLookup(self, rate=rate), rate)
-        heads = (StepHead(Steps(self), 4), BlockHead(Block(self)))
+        heads = (self.step_head(), BlockHead(Block(self)))
         return StairCut(
             LivePrices(self.table), lookup=lookup, heads=heads, clock=self.clock, **options
         )
+
+    def step_head(self) -> StepHead:
+        return StepHead([Steps(self, steps) for steps in range(1, 5)])
 
     def policies(self) -> dict[str, Drafter]:
         """Every fixed policy by name."""
         fixed: dict[str, Drafter] = {"plain": Fixed(None, 0)}
         for depth in range(1, 5):
-            fixed[f"steps {depth}"] = Fixed(Steps(self), depth)
+            fixed[f"steps {depth}"] = Fixed(Steps(self, depth), 31)
         for nodes in (3, 7, 15):
             fixed[f"lookup {nodes}"] = Fixed(CheapLookup(self, rate=LookupRate()), nodes)
         for nodes in (7, 15):
@@ -177,17 +180,19 @@ class Steps:
     name = "steps"
     read_bytes = 0
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, steps: int) -> None:
         self._world = world
+        self._steps = steps
 
     def begin(self, prompt: Sequence[int]) -> None:
         pass
 
-    def propose(self, anchor: int, limit: int) -> DraftTree:
+    def propose(self, anchor: int, limit: int) -> DraftTree | None:
         world, text = self._world, self._world.text
-        world.now_ms += STEP_MS[0] + STEP_MS[1] * limit
+        steps = min(limit, self._steps)
+        world.now_ms += STEP_MS[0] + STEP_MS[1] * steps
         tokens, scores, score = [anchor], [], 1.0
-        for depth in range(1, limit + 1):
+        for depth in range(1, steps + 1):
             right = text.knows(1, world.at + depth, depth, text.step_luck)
             score *= text.step_luck
             tokens.append(text.tokens[world.at + depth] if right else VOCAB + depth)

@@ -260,7 +260,7 @@ def test_over_all_regimes_it_beats_every_fixed_policy() -> None:
 def test_probing_a_hopeless_head_stays_within_two_percent() -> None:
     world = World()
     table = LivePrices(world.table)
-    stair = StairCut(table, heads=(StepHead(Steps(world), 4),), clock=world.clock)
+    stair = StairCut(table, heads=(world.step_head(),), clock=world.clock)
     world.decode(stair, hopeless(0))  # what the model is like is learned here
     plain = Fixed(None, 0)
     probes = 0
@@ -279,7 +279,7 @@ def test_probing_a_hopeless_head_stays_within_two_percent() -> None:
 
 def test_a_head_that_becomes_good_is_found() -> None:
     world = World()
-    stair = StairCut(LivePrices(world.table), heads=(StepHead(Steps(world), 4),), clock=world.clock)
+    stair = StairCut(LivePrices(world.table), heads=(world.step_head(),), clock=world.clock)
     for seed in range(3):
         world.decode(stair, hopeless(seed))
     plain = world.decode(Fixed(None, 0), deep(1))
@@ -377,7 +377,7 @@ def test_a_head_that_declines_costs_no_learning() -> None:
     world = World()
     stair = StairCut(
         LivePrices(world.table),
-        heads=(StepHead(Silent(world), 4), BlockHead(Silent(world))),
+        heads=(StepHead([Silent(world, 1)]), BlockHead(Silent(world, 1))),
         clock=world.clock,
     )
     taken = world.decode(stair, deep(1), 50)
