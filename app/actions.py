@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from PySide6.QtGui import QAction, QKeySequence
 from PySide6.QtWidgets import QMainWindow, QMenu
 
-MENUS = ("File", "Chat", "View", "Help")
+MENUS = ("File", "Chat", "Measure", "View", "Help")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,14 @@ ACTIONS: tuple[ActionSpec, ...] = (
     ActionSpec("regenerate", "Write the last answer again", "Chat", 1, "regenerate", ("Ctrl+Shift+R",)),
     ActionSpec("copy_answer", "Copy the last answer", "Chat", 1, "copy_answer", ("Ctrl+Shift+C",)),
     ActionSpec("focus", "Go to the message field", "Chat", 2, "focus_composer", ("Ctrl+L",)),
+    ActionSpec("start_compare", "Start the A/B of the compare page", "Measure", 0, "start_compare"),
     ActionSpec("view_chat", "Chat", "View", 0, "show_chat", ("Ctrl+1",)),
     ActionSpec("view_live", "Live", "View", 0, "show_live", ("Ctrl+2",)),
     ActionSpec("view_kernels", "Kernels", "View", 0, "show_kernels", ("Ctrl+3",)),
     ActionSpec("view_knobs", "Knobs", "View", 0, "show_knobs", ("Ctrl+4",)),
-    ActionSpec("view_model", "Model", "View", 0, "show_model", ("Ctrl+5",)),
+    ActionSpec("view_compare", "Compare", "View", 0, "show_compare", ("Ctrl+5", "Ctrl+B")),
+    ActionSpec("view_runs", "Runs", "View", 0, "show_runs", ("Ctrl+6", "Ctrl+E")),
+    ActionSpec("view_model", "Model", "View", 0, "show_model", ("Ctrl+7",)),
     ActionSpec("panel", "Live panel beside the page", "View", 1, "toggle_panel", ("Ctrl+J",), True),
     ActionSpec("theme_system", "Theme: as the system", "View", 2, "theme_system", (), True),
     ActionSpec("theme_light", "Theme: light", "View", 2, "theme_light", (), True),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
 from PySide6 import __version__ as pyside_version
@@ -98,6 +99,46 @@ class ErrorCard(QFrame):
     @Slot()
     def _copy(self) -> None:
         QGuiApplication.clipboard().setText(self._report_text)
+
+
+class ErrorPlace(QWidget):
+    """Room on a page for one error card at a time. `snapshot` gives the engine's state for its report."""
+
+    def __init__(self, snapshot: Callable[[], Snapshot], parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._snapshot = snapshot
+        self.card: ErrorCard | None = None
+        self._column = QVBoxLayout(self)
+        self._column.setContentsMargins(0, 0, 0, 0)
+        self.hide()
+
+    def show_report(self, report: ErrorReport) -> None:
+        """Show an error in place of the one before."""
+        self.clear()
+        self.card = ErrorCard(report, self._snapshot())
+        self.card.dismissed.connect(self.clear)
+        self._column.addWidget(self.card)
+        self.show()
+
+    @Slot()
+    def clear(self) -> None:
+        """Take the error away."""
+        self.hide()
+        if self.card is not None:
+            self._column.removeWidget(self.card)
+            self.card.hide()
+            self.card.deleteLater()
+            self.card = None
+
+    def attempt(self, action: Callable[[], object]) -> bool:
+        """Do something that may fail; its error is shown and False returned."""
+        self.clear()
+        try:
+            action()
+        except Exception as error:
+            self.show_report(ErrorReport.of(error))
+            return False
+        return True
         self.copy_button.setText("Report copied")
 
 

@@ -70,6 +70,11 @@ QHeaderView::section { background: $panel; color: $dim; border: none;
   border-bottom: 1px solid $line; padding: 6px 10px; }
 QTableView::item { padding: 0 10px; border: none; }
 QTableView { gridline-color: $line; }
+QTabWidget::pane { border: none; border-top: 1px solid $line; }
+QTabBar::tab { background: transparent; color: $dim; padding: 6px 12px; border: none;
+  border-bottom: 2px solid transparent; }
+QTabBar::tab:selected { color: $text; border-bottom: 2px solid $accent; }
+QTabBar::tab:focus { color: $accent; }
 QProgressBar { background: $line; border: none; border-radius: 1px; max-height: 3px; min-height: 3px; }
 QProgressBar::chunk { background: $accent; border-radius: 1px; }
 QCheckBox { spacing: 7px; padding: 2px; }

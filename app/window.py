@@ -21,6 +21,7 @@ from PySide6.QtWidgets import (
 from app import actions
 from app.bridge import Bridge
 from app.chat.page import ChatPage
+from app.compare.page import ComparePage
 from app.finder import AboutDialog, KeysDialog, Palette
 from app.icons import app_icon, icon
 from app.knobs.candidate import Candidate
@@ -28,12 +29,13 @@ from app.knobs.page import KnobsPage
 from app.live.kernels import KernelsPage
 from app.live.panel import LivePanel
 from app.load.page import ModelPage
+from app.runs.page import RunsPage
 from app.settings import Settings
 from app.status import StatusBar
 from app.theme import Theme
 from engine.api import ModelCard
 
-PAGES = ("chat", "live", "kernels", "knobs", "model")
+PAGES = ("chat", "live", "kernels", "knobs", "compare", "runs", "model")
 CLOSE_TIMEOUT_S = 10.0
 _RAIL_PX = 66
 
@@ -55,6 +57,8 @@ class Window(QMainWindow):
         self.kernels = KernelsPage(bridge, theme)
         self.candidate = Candidate(self)
         self.knobs = KnobsPage(bridge, theme, self.candidate)
+        self.compare = ComparePage(bridge, theme, self.candidate)
+        self.runs = RunsPage(bridge, theme)
         self.model_page = ModelPage(bridge, settings)
         self.live = LivePanel(bridge, theme)
         self._pages = QStackedWidget()
@@ -64,6 +68,8 @@ class Window(QMainWindow):
             "chat": self.chat,
             "kernels": self.kernels,
             "knobs": self.knobs,
+            "compare": self.compare,
+            "runs": self.runs,
             "model": self.model_page,
         }
         for page in self._page_widgets.values():
@@ -88,6 +94,9 @@ class Window(QMainWindow):
         self.palette_popup = Palette(self.actions_by_name, self)
         self._restore()
         self.model_page.attention_wanted.connect(self.show_model)
+        self.knobs.compare_wanted.connect(self.show_compare)
+        self.compare.knobs_wanted.connect(self.show_knobs)
+        self.runs.rerun_wanted.connect(self._rerun)
         bridge.loaded.connect(self._on_loaded)
         bridge.busy_changed.connect(self._refresh_actions)
         theme.changed.connect(self._restyle)
@@ -157,6 +166,14 @@ class Window(QMainWindow):
         self._show_page("knobs")
 
     @Slot()
+    def show_compare(self) -> None:
+        self._show_page("compare")
+
+    @Slot()
+    def show_runs(self) -> None:
+        self._show_page("runs")
+
+    @Slot()
     def show_model(self) -> None:
         self._show_page("model")
 
@@ -166,6 +183,16 @@ class Window(QMainWindow):
         self._show_page(self.page)
 
     # Handlers of the table.
+
+    @Slot(str)
+    def _rerun(self, run_id: str) -> None:
+        self.show_compare()
+        self.compare.rerun(run_id)
+
+    @Slot()
+    def start_compare(self) -> None:
+        self.show_compare()
+        self.compare.start()
 
     @Slot()
     def new_chat(self) -> None:

@@ -22,7 +22,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.bridge import Bridge
-from app.errors import ErrorCard
+from app.errors import ErrorPlace
 from app.knobs.candidate import Candidate
 from app.knobs.detail import KnobDetail
 from app.knobs.model import AVAILABLE_ROLE, KnobFilter, KnobModel
@@ -46,7 +46,6 @@ class KnobsPage(QWidget):
         self.setObjectName("page")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self._bridge, self._theme, self._candidate = bridge, theme, candidate
-        self.error_card: ErrorCard | None = None
         self._dialog: QFileDialog | None = None
         column = QVBoxLayout(self)
         column.setContentsMargins(18, 14, 18, 14)
@@ -59,8 +58,8 @@ class KnobsPage(QWidget):
         self.notice.hide()
         column.addWidget(self.notice)
         column.addLayout(self._make_filters())
-        self._errors = QVBoxLayout()
-        column.addLayout(self._errors)
+        self.errors = ErrorPlace(lambda: bridge.snapshot)
+        column.addWidget(self.errors)
         self.model = KnobModel(candidate, self)
         self.filter = KnobFilter(self.model, self)
         self.view = self._make_view()
@@ -210,12 +209,12 @@ class KnobsPage(QWidget):
 
     @Slot(str, str)
     def _change(self, name: str, value: str) -> None:
-        self._drop_error()
+        self._drop_notices()
         self._bridge.set_knobs({name: value})
 
     @Slot(str, str)
     def _change_and_reload(self, name: str, value: str) -> None:
-        self._drop_error()
+        self._drop_notices()
         card = self._bridge.model
         if card is None:
             self._bridge.set_knobs({name: value})
@@ -226,7 +225,7 @@ class KnobsPage(QWidget):
     def _reset_all(self) -> None:
         rows = [row for row in self.model.rows if row.available and row.value != row.default]
         live = {row.name: row.default for row in rows if row.flip != "reload"}
-        self._drop_error()
+        self._drop_notices()
         if live:
             self._bridge.set_knobs(live)
 
@@ -237,7 +236,7 @@ class KnobsPage(QWidget):
 
     @Slot(object, object)
     def _on_refused(self, _changes: object, report: ErrorReport) -> None:
-        self._show_error(report)
+        self.errors.show_report(report)
         self.refresh()
 
     # The profile.
@@ -254,31 +253,14 @@ class KnobsPage(QWidget):
     @Slot(str)
     def save_profile(self, path: str) -> None:
         """Write what differs from the defaults as a profile file."""
-        self._drop_error()
-        try:
-            self._bridge.save_profile(path)
-        except Exception as error:
-            self._show_error(ErrorReport.of(error))
-            return
-        self.notice.setText(f"✓ Saved as {path}; use it with --profile.")
-        self.notice.show()
+        self._drop_notices()
+        if self.errors.attempt(lambda: self._bridge.save_profile(path)):
+            self.notice.setText(f"✓ Saved as {path}; use it with --profile.")
+            self.notice.show()
 
-    # Errors.
-
-    def _show_error(self, report: ErrorReport) -> None:
-        self._drop_error()
-        self.error_card = ErrorCard(report, self._bridge.snapshot)
-        self.error_card.dismissed.connect(self._drop_error)
-        self._errors.addWidget(self.error_card)
-
-    @Slot()
-    def _drop_error(self) -> None:
+    def _drop_notices(self) -> None:
+        self.errors.clear()
         self.notice.hide()
-        if self.error_card is not None:
-            self._errors.removeWidget(self.error_card)
-            self.error_card.hide()
-            self.error_card.deleteLater()
-            self.error_card = None
 
 
 class _Delegate(QStyledItemDelegate):

@@ -14,6 +14,7 @@ GLYPHS = {
     "ready": "●",
     "prefilling": "◑",
     "writing": "▶",
+    "comparing": "⇄",
     "closing": "◌",
     "closed": "◌",
 }
@@ -23,6 +24,7 @@ WORDS = {
     "ready": "ready",
     "prefilling": "reading",
     "writing": "writing",
+    "comparing": "comparing",
     "closing": "closing",
     "closed": "closed",
 }
@@ -62,6 +64,8 @@ def now(
         case "writing":
             verb = "thinking" if snapshot.thinking else "writing"
             return Now(glyph, verb, f"{grouped(snapshot.tokens_out)} tok so far")
+        case "comparing":
+            return Now(glyph, "comparing", "an A/B is being timed; Esc stops it")
         case "ready":
             return Now(glyph, "ready", "waiting for a message")
         case "empty":

@@ -45,7 +45,10 @@ def test_ctrl_enter_sends_and_esc_stops(console, qtbot) -> None:
         (Qt.Key.Key_1, "chat"),
         (Qt.Key.Key_2, "live"),
         (Qt.Key.Key_3, "kernels"),
-        (Qt.Key.Key_4, "model"),
+        (Qt.Key.Key_4, "knobs"),
+        (Qt.Key.Key_5, "compare"),
+        (Qt.Key.Key_6, "runs"),
+        (Qt.Key.Key_7, "model"),
     ],
 )
 def test_views(console, qtbot, key, page) -> None:

@@ -105,5 +105,5 @@ def test_a_profile_is_saved_and_a_bad_folder_is_an_error_card(page, qtbot, tmp_p
     assert f"{DEPTH}=2" in (tmp_path / "mine.env").read_text("utf-8")
     assert page.notice.isVisible()
     page.save_profile(str(tmp_path / "mine.env" / "inside.env"))
-    assert page.error_card is not None
-    assert page.error_card.report.cause
+    assert page.errors.card is not None
+    assert page.errors.card.report.cause

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The runs page: every stored A/B and bench; read, label, run again, diff two, export, delete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import Qt, Signal, Slot
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QFileDialog,
+    QHBoxLayout,
+    QInputDialog,
+    QLabel,
+    QMessageBox,
+    QPushButton,
+    QSplitter,
+    QStackedWidget,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.bridge import Bridge
+from app.compare.report import ReportView, copy_button
+from app.compare.table import TextTable, table_view
+from app.errors import ErrorPlace
+from app.runs.text import COLUMNS, bench_rows, difference_rows, summary_row
+from app.theme import Theme
+from engine.api import RunRecord, RunSummary
+
+_PAGE = 200  # runs read at a time
+_EMPTY = "Runs appear here: start one on the compare page, or with `rondo ab` and `rondo bench`."
+_CHOOSE = "Choose a run to read it; choose two to see what differs."
+
+
+class RunsPage(QWidget):
+    """Signals: rerun_wanted(run_id)."""
+
+    rerun_wanted = Signal(str)
+
+    def __init__(self, bridge: Bridge, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName("page")
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self._bridge = bridge
+        self._summaries: tuple[RunSummary, ...] = ()
+        self._dialog: QFileDialog | QInputDialog | QMessageBox | None = None
+        column = QVBoxLayout(self)
+        column.setContentsMargins(18, 14, 18, 14)
+        column.setSpacing(10)
+        column.addLayout(self._make_header())
+        self.notice = QLabel()
+        self.notice.setTextFormat(Qt.TextFormat.PlainText)
+        self.notice.setWordWrap(True)
+        self.notice.hide()
+        column.addWidget(self.notice)
+        self.errors = ErrorPlace(lambda: bridge.snapshot)
+        column.addWidget(self.errors)
+        self.model = TextTable(COLUMNS, self, words=len(COLUMNS))
+        self.list = table_view(self.model, "Stored runs", (18, 9, 16, 40, 18))
+        self.list.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
+        self.list.selectionModel().selectionChanged.connect(self._on_selection)
+        self._split = QSplitter(Qt.Orientation.Vertical)
+        self._split.setChildrenCollapsible(False)
+        self._split.addWidget(self.list)
+        self._split.addWidget(self._make_detail(theme))
+        self._split.setStretchFactor(0, 1)
+        self._split.setStretchFactor(1, 2)
+        self._split.setSizes([240, 520])
+        column.addWidget(self._split, 1)
+        bridge.busy_changed.connect(self._refresh_buttons)
+        bridge.loaded.connect(self._refresh_buttons)
+        self._refresh_buttons()
+
+    def _make_header(self) -> QHBoxLayout:
+        row = QHBoxLayout()
+        title = QLabel("Runs")
+        title.setProperty("role", "title")
+        row.addWidget(title)
+        row.addStretch(1)
+        self.label_button = QPushButton("Label…")
+        self.rerun_button = QPushButton("Run again")
+        self.export_button = QPushButton("Export CSV…")
+        self.delete_button = QPushButton("Delete…")
+        self.label_button.clicked.connect(self._ask_label)
+        self.rerun_button.clicked.connect(self._rerun)
+        self.export_button.clicked.connect(self._choose_folder)
+        self.delete_button.clicked.connect(self._ask_delete)
+        for button in (
+            self.label_button, self.rerun_button, self.export_button, self.delete_button
+        ):  # fmt: skip
+            row.addWidget(button)
+        return row
+
+    def _make_detail(self, theme: Theme) -> QWidget:
+        self.words = QLabel()
+        self.words.setProperty("role", "dim")
+        self.words.setWordWrap(True)
+        self.words.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self.report = ReportView(theme)
+        reading = QWidget()
+        column = QVBoxLayout(reading)
+        column.setContentsMargins(0, 8, 0, 0)
+        column.addWidget(self.report, 1)
+        column.addWidget(copy_button(self.report), 0, Qt.AlignmentFlag.AlignLeft)
+        self._bench = TextTable(("Case", "Engine", "ms", "tok/s", "GB/s"), self, words=2)
+        self._differences = TextTable(("Value", "First", "Second", "Change"), self)
+        self.detail = QStackedWidget()
+        for widget in (
+            self.words,
+            reading,
+            table_view(self._bench, "Figures of the bench", (16, 24, 12, 12, 10)),
+            table_view(self._differences, "What differs", (34, 24, 24, 12)),
+        ):
+            self.detail.addWidget(widget)
+        return self.detail
+
+    def showEvent(self, event) -> None:
+        super().showEvent(event)
+        self.reload()
+
+    @Slot()
+    def reload(self) -> None:
+        """Read the list anew; a selection of runs that are still there is kept."""
+        kept = set(self.selected())
+        if not self._try(self._read):
+            return
+        self.model.set_rows([summary_row(summary) for summary in self._summaries])
+        for number, summary in enumerate(self._summaries):
+            if summary.run_id in kept:
+                self.list.selectRow(number)
+        self._on_selection()
+
+    def _read(self) -> None:
+        self._summaries = self._bridge.runs(limit=_PAGE)
+
+    def selected(self) -> tuple[str, ...]:
+        """Ids of the selected runs, in the order of the list."""
+        rows = sorted(index.row() for index in self.list.selectionModel().selectedRows())
+        return tuple(self._summaries[row].run_id for row in rows if row < len(self._summaries))
+
+    def select(self, run_id: str) -> None:
+        """Make one run the selected one."""
+        for number, summary in enumerate(self._summaries):
+            if summary.run_id == run_id:
+                self.list.selectRow(number)
+
+    @Slot()
+    def _on_selection(self, *_: object) -> None:
+        chosen = self.selected()
+        self._refresh_buttons()
+        if len(chosen) == 1:
+            self._try(lambda: self._show_run(self._bridge.run(chosen[0])))
+        elif len(chosen) == 2:
+            self._try(lambda: self._show_differences(*chosen))
+        else:
+            self.words.setText(_CHOOSE if self._summaries else _EMPTY)
+            self.detail.setCurrentIndex(0)
+
+    def _show_run(self, record: RunRecord) -> None:
+        if record.compare is not None:
+            self.report.show_report(record.compare)
+            self.detail.setCurrentIndex(1)
+        else:
+            self._bench.set_rows(bench_rows(record))
+            self.detail.setCurrentIndex(2)
+
+    def _show_differences(self, newer: str, older: str) -> None:
+        rows = difference_rows(self._bridge.diff_runs(older, newer))
+        self._differences.set_rows(rows or [("nothing differs", "", "", "")])
+        self.detail.setCurrentIndex(3)
+
+    @Slot()
+    def _refresh_buttons(self, *_: object) -> None:
+        chosen = set(self.selected())
+        kinds = [s for s in self._summaries if s.run_id in chosen]
+        one = len(kinds) == 1
+        again = one and kinds[0].kind == "compare" and not kinds[0].damaged
+        idle = self._bridge.model is not None and not self._bridge.is_busy
+        self.rerun_button.setEnabled(again and idle)
+        self.label_button.setEnabled(one and not kinds[0].damaged)
+        self.export_button.setEnabled(any(not s.damaged for s in kinds))
+        self.delete_button.setEnabled(bool(kinds))
+
+    # Commands.
+
+    @Slot()
+    def _rerun(self) -> None:
+        chosen = self.selected()
+        if len(chosen) == 1:
+            self.rerun_wanted.emit(chosen[0])
+
+    @Slot()
+    def _ask_label(self) -> None:
+        chosen = set(self.selected())
+        before = next((s.label for s in self._summaries if s.run_id in chosen), "")
+        dialog = QInputDialog(self)
+        dialog.setWindowTitle("Label of the run")
+        dialog.setLabelText("Label")
+        dialog.setTextValue(before)
+        dialog.textValueSelected.connect(self.set_label)
+        self._open(dialog)
+
+    @Slot(str)
+    def set_label(self, label: str) -> None:
+        """Give the selected run another label."""
+        for run_id in self.selected()[:1]:
+            self._try(lambda run_id=run_id: self._bridge.label_run(run_id, label.strip()))
+        self.reload()
+
+    @Slot()
+    def _ask_delete(self) -> None:
+        count = len(self.selected())
+        box = QMessageBox(self)
+        box.setWindowTitle("Delete runs")
+        box.setText(f"Delete {count} stored run{'s' if count != 1 else ''}?")
+        box.setInformativeText("Their reports and CSV files are removed from the store.")
+        box.setStandardButtons(QMessageBox.StandardButton.Cancel)
+        delete = box.addButton("Delete", QMessageBox.ButtonRole.DestructiveRole)
+        delete.clicked.connect(self.delete_selected)
+        self._open(box)
+
+    @Slot()
+    def delete_selected(self) -> None:
+        """Remove the selected runs from the store."""
+        chosen = self.selected()
+        self._try(lambda: [self._bridge.delete_run(run_id) for run_id in chosen])
+        self.list.clearSelection()
+        self.reload()
+
+    @Slot()
+    def _choose_folder(self) -> None:
+        dialog = QFileDialog(self, "Export the CSV files into a folder")
+        dialog.setFileMode(QFileDialog.FileMode.Directory)
+        dialog.setOption(QFileDialog.Option.ShowDirsOnly)
+        dialog.fileSelected.connect(self.export)
+        self._open(dialog)
+
+    @Slot(str)
+    def export(self, folder: str) -> None:
+        """Write the CSV files of the selected runs into a folder."""
+
+        def write() -> None:
+            written = self._bridge.export_runs(self.selected(), folder)
+            self.notice.setText("✓ Written: " + ", ".join(written))
+            self.notice.show()
+
+        self._try(write)
+
+    def _open(self, dialog: QFileDialog | QInputDialog | QMessageBox) -> None:
+        self._dialog = dialog
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.open()
+
+    def _try(self, action: Callable[[], object]) -> bool:
+        self.notice.hide()
+        return self.errors.attempt(action)
