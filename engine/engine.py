@@ -246,14 +246,11 @@ class Engine:
         ids, dropped = self._fitted(ids, request.truncate, request.max_tokens)
         stream = AnswerStream(self._checkpoint, request.stop, thinking, on_text)
         stop_ids = frozenset() if request.ignore_stop_tokens else self._stop_ids
-        rows, nodes = self._knobs.number("VERIFY_ROWS"), self._knobs.number("TREE_NODES")
         loop = DecodeLoop(
             self._backend,
             sampling,
             stop_ids,
             self._drafter_of(request, drafter),
-            rows=rows,
-            nodes=nodes or rows,
             follow=follow,
         )
         tally = AnswerTally()
@@ -326,6 +323,8 @@ class Engine:
             drafter = self._drafter_of(request, given)
             if drafter is not loop.drafter:
                 loop.use(drafter, [*prompt, *stream.ids[:-1]])
+            rows = self._knobs.number("VERIFY_ROWS")
+            loop.limit(rows, self._knobs.number("TREE_NODES") or rows)
             done = loop.round(request.max_tokens - len(stream.ids))
             stopped = done.tokens[-1] in stop_ids
             stopped = stream.add(done.tokens[:-1] if stopped else done.tokens) or stopped

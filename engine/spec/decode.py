@@ -55,20 +55,15 @@ class DecodeLoop:
         stop_ids: frozenset[int],
         drafter: Drafter | None = None,
         *,
-        rows: int = VERIFY_ROWS,
-        nodes: int = VERIFY_ROWS - 1,
         follow: Sequence[int] | None = None,
     ) -> None:
-        """`rows`: the most of one verify pass, the anchor included. `nodes`: the most a draft may have.
-
-        `follow`: a text to go along instead of choosing; it must hold every token that is asked for.
-        """
+        """`follow`: a text to go along instead of choosing; it must hold every token that is asked for."""
         self._backend = backend
         self._sampling = sampling
         self.drafter = drafter
         self._follow = follow
         self._follow_from = 0
-        self._most = min(rows - 1, nodes)
+        self._most = VERIFY_ROWS - 1
         self.stop_ids = stop_ids
         self.anchor = -1
 
@@ -84,6 +79,10 @@ class DecodeLoop:
         self.drafter = drafter
         if drafter is not None:
             drafter.begin(committed)
+
+    def limit(self, rows: int, nodes: int) -> None:
+        """From the next round on: the most rows of a verify pass, the anchor included, and nodes of a draft."""
+        self._most = min(rows - 1, nodes)
 
     def room(self) -> int:
         """Rows the context still takes; 0 when it is full."""

@@ -108,3 +108,25 @@ def test_the_scripted_engine_takes_changes_by_the_same_rules() -> None:
     assert "when a model is loaded" in listener.wait(KnobsRefused).report.cause
     assert value(handle, DEPTH) == ("2", "caller")
     assert handle.close(PATIENCE_S)
+
+
+def test_the_rows_of_a_pass_are_bounded_from_the_next_round_on(
+    handle: ThreadedEngine, model: Path
+) -> None:
+    listener = Listener(handle)
+    handle.load(str(model))
+    listener.wait(Loaded)
+    appended = handle.ring.append
+
+    def after_some_rounds(**row: object) -> None:
+        appended(**row)
+        bound = {4: "2", 8: "1", 12: "32"}.get(handle.ring.since(0)[1])
+        if bound:
+            handle.set_knobs({"QWEN38_VERIFY_ROWS": bound})
+
+    handle.ring.append = after_some_rounds  # type: ignore[method-assign]
+    handle.generate(ask("the engine", 90))
+    listener.wait(Finished)
+    rows = handle.ring.since(0)[0]["rows"].tolist()
+    assert (set(rows[:4]), set(rows[4:8]), set(rows[8:12])) == ({4}, {2}, {1})
+    assert max(rows[12:]) == 4

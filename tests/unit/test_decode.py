@@ -134,7 +134,8 @@ def run(
     stop: frozenset[int] = frozenset(),
     rows: int = 32,
 ) -> tuple[list[int], list[Round]]:
-    loop = DecodeLoop(model, sampling, stop, drafter, rows=rows)
+    loop = DecodeLoop(model, sampling, stop, drafter)
+    loop.limit(rows, rows)
     text = [loop.begin(model.prefilled(), PROMPT)]
     rounds = []
     while len(text) < tokens and text[-1] not in stop and loop.room() > 0:
