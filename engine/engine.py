@@ -59,6 +59,7 @@ class Engine:
         self._engaged = Engaged()
         self._drafters = Drafters(backend)
         self.card = card
+        self._describe: Callable[[KnobSet], ModelCard] = lambda knobs: card
 
     @staticmethod
     def open(
@@ -116,6 +117,7 @@ class Engine:
         engine = Engine(checkpoint, opened.backend, knobs, card)
         idle = idle_notices(knobs, backend=card.backend, offers=engine.offers)
         engine.card = replace(card, notices=(*card.notices, *idle))
+        engine._describe = lambda now: opened.card(checkpoint, knobs=now, load_s=card.load_s)
         return engine
 
     def __enter__(self) -> Engine:
@@ -161,6 +163,7 @@ class Engine:
         knobs = self._knobs.flipped(changes, backend=self.card.backend, offers=self.offers)
         self._backend.apply_knobs(knobs)
         self._knobs = knobs
+        self.card = replace(self._describe(knobs), notices=self.card.notices)
 
     def restore_knobs(self, knobs: KnobSet) -> None:
         """Put back values that were in effect on this model before, with their sources."""

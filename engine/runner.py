@@ -233,6 +233,7 @@ class ThreadedEngine(RunnerCompares):
             try:
                 if self._engine:
                     self._engine.set_knobs(changes)
+                    self._card = self._engine.card
                 else:
                     self._knob_set().changed(changes)
             except Exception as error:

@@ -37,7 +37,7 @@ class OpenedBackend:
     """A backend and how to describe it."""
 
     backend: Backend
-    device: str
+    arithmetic: str  # of the kernels, as in "AVX2"
     notices: tuple[str, ...]
     roof: Roof | None
     threads: int
@@ -45,6 +45,8 @@ class OpenedBackend:
     def card(self, checkpoint: Checkpoint, *, knobs: KnobSet, load_s: float) -> ModelCard:
         """The card of the model that runs on this backend."""
         config, weights = checkpoint.config, checkpoint.weights
+        native = isinstance(self.backend, NativeBackend)
+        threads = self.backend.pool.threads if native else self.threads
         depth = knobs.number("MTP_DEPTH")
         if weights.mtp is None:
             speculation = "off: this checkpoint has no MTP head"
@@ -66,7 +68,7 @@ class OpenedBackend:
             weight_bytes=checkpoint.weight_bytes,  # packing has emptied the records by now
             state_bytes=config.state_bytes,
             backend=self.backend.name,
-            device=self.device,
+            device=f"CPU, {_threads(threads)}, {self.arithmetic}",
             speculation=speculation,
             speculates=not speculation.startswith("off"),
             thinks=checkpoint.template.has_thinking_switch,
@@ -74,7 +76,7 @@ class OpenedBackend:
             roof_gbps=self.roof.read_gbps if self.roof else None,
             roof_place=self.roof.place if self.roof else "memory",
             load_s=load_s,
-            threads=self.threads,
+            threads=threads,
             notices=(*checkpoint.notices, *self.notices),
         )
 
@@ -146,11 +148,10 @@ def _native(
         undo.callback(backend.close)
         stage("timing a round")
         count = threads or choose_threads(backend, library)
-        device = f"CPU, {_threads(count)}, {ISA_NAMES[library.isa]}"
         backend.record_rounds(knobs.number("MTP_DEPTH"), 1 + knobs.number("MTP_TREE"))
         roof = roof_of_rounds(backend.pool, backend.round_bytes(1, 0))
         undo.pop_all()
-    return OpenedBackend(backend, device, (), roof, count)
+    return OpenedBackend(backend, ISA_NAMES[library.isa], (), roof, count)
 
 
 def _pool(library: NativeLibrary, threads: int) -> Pool:
@@ -186,8 +187,7 @@ def _reference(
         tokens=checkpoint.tokenizer.vocab_size,
     )
     kind = "float32" if dtype == torch.float32 else "bfloat16"
-    device = f"CPU, {_threads(threads)}, PyTorch {kind}"
-    return OpenedBackend(backend, device, notices, None, threads)
+    return OpenedBackend(backend, f"PyTorch {kind}", notices, None, threads)
 
 
 def _threads(count: int) -> str:

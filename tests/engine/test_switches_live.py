@@ -130,3 +130,17 @@ def test_the_rows_of_a_pass_are_bounded_from_the_next_round_on(
     rows = handle.ring.since(0)[0]["rows"].tolist()
     assert (set(rows[:4]), set(rows[4:8]), set(rows[8:12])) == ({4}, {2}, {1})
     assert max(rows[12:]) == 4
+
+
+def test_the_card_follows_the_switches(handle: ThreadedEngine, model: Path) -> None:
+    listener = Listener(handle)
+    handle.load(str(model), knobs={"QWEN38_VERIFY_GRAPH": "0"})
+    loaded = listener.wait(Loaded).card
+    assert loaded.notices
+    for depth, said in (("0", "off: QWEN38_MTP_DEPTH is 0"), ("2", "MTP, depth 2")):
+        handle.set_knobs({DEPTH: depth})
+        listener.wait(KnobsChanged)
+        card = handle.snapshot().model
+        assert card is not None
+        assert (card.speculation, card.speculates) == (said, depth != "0")
+        assert (card.notices, card.load_s) == (loaded.notices, loaded.load_s)
