@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Tables of product sizes by weight shape, as `rondo tune` writes them.
+
+A table is keyed "NxK": outputs of the stored product, pads included, by inputs. Sizes never change a bit, so a
+table may be used, changed or dropped between any two rounds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from engine.errors import UsageError
+from kernels.cpu.blocking import Blocking
+from kernels.cpu.product import TILE_ROWS, PackedLinear
+
+_LIMIT_BYTES = 1 << 22
+_SIZES = tuple(each.name for each in fields(Blocking))
+_SPLITS = ("split_k", "split", "wk", "kr", "il")  # other engines' names for parts of K
+
+
+@dataclass(frozen=True, slots=True)
+class TileTable:
+    """Sizes by shape; `digest` names the contents, so that recordings depend on them."""
+
+    sizes: Mapping[str, Blocking] = field(default_factory=dict)
+    digest: str = ""
+
+    def of(self, packed: PackedLinear) -> Blocking | None:
+        """The sizes for a weight, None where the table has none."""
+        return self.sizes.get(shape_key(packed))
+
+
+def shape_key(packed: PackedLinear) -> str:
+    """The key of a weight: 16 times its tiles, by its inputs."""
+    return f"{packed.tiles * TILE_ROWS}x{packed.k}"
+
+
+def read_tiles(path: Path | None) -> TileTable:
+    """The table in a JSON file; an empty one without a path.
+
+    Raises:
+        UsageError: a file that cannot be read or is no such table; names the entry and the reason.
+    """
+    if path is None:
+        return TileTable()
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LIMIT_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise _bad(path, f"it cannot be read: {reason}") from error
+    if len(data) > _LIMIT_BYTES:
+        raise _bad(path, f"it is larger than {_LIMIT_BYTES} bytes")
+    try:
+        content = json.loads(data, object_pairs_hook=_without_repeats)
+    except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8
+        raise _bad(path, f"it is not JSON: {error}") from error
+    tiles = content.get("tiles") if isinstance(content, dict) else None
+    if not isinstance(tiles, dict):
+        raise _bad(path, 'it has no object "tiles"')
+    sizes = {key: _entry(path, key, entry) for key, entry in tiles.items()}
+    return TileTable(sizes, hashlib.sha256(data).hexdigest()[:12])
+
+
+def _entry(path: Path, key: str, entry: Any) -> Blocking:
+    outputs, cross, inputs = key.partition("x")
+    whole = cross and all(
+        part.isascii() and part.isdigit() and len(part) < 10 for part in (outputs, inputs)
+    )
+    if not whole or int(outputs) % TILE_ROWS or not int(outputs) or not int(inputs):
+        raise _bad(path, f"{key!r} is no shape NxK with N a multiple of {TILE_ROWS}")
+    if not isinstance(entry, dict):
+        raise _bad(path, f"entry {key} is not an object")
+    for name in entry:
+        if name in _SPLITS:
+            raise _bad(path, f"entry {key}: {name} would change the order of the sum over K")
+    values = {name: entry[name] for name in _SIZES if name in entry}
+    wrong = next(
+        (n for n, v in values.items() if isinstance(v, bool) or not isinstance(v, int)), ""
+    )
+    if wrong:
+        raise _bad(path, f"entry {key}: {wrong} is not a whole number")
+    try:
+        return Blocking(**values)
+    except ValueError as error:
+        raise _bad(path, f"entry {key}: {error}") from error
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"{twice!r} stands twice")
+    return found
+
+
+def _bad(path: Path, reason: str) -> UsageError:
+    return UsageError(
+        f"{path} is not used as a tile table: {reason}.",
+        kept="Nothing was changed.",
+        next_step="`rondo tune` writes a table for this machine.",
+    )
