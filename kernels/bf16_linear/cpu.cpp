@@ -11,7 +11,7 @@ namespace {
 
 using rondo::TileArgs;
 
-struct Bf16 {
+struct Bf16 : rondo::Activations {
   static constexpr int kUnit = 64;
   static int64_t weight_offset(int32_t k) { return int64_t(k) / 2 * 2 * kUnit; }
   static int64_t scale_offset(int32_t) { return 0; }
@@ -66,6 +66,98 @@ struct Bf16 {
         }
     }
   }
+#elif defined(RONDO_AVX2)
+  template <int M>
+  static constexpr int together() {
+    return M == 1 ? 2 : 1;
+  }
+
+  // The even and the odd input of 8 outputs.
+  RONDO_INLINE void split(const uint8_t* p, __m256* w) {
+    const __m256i both = _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
+    w[0] = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
+    w[1] = _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32(int32_t(0xffff0000u))));
+  }
+  RONDO_INLINE void add_sum(float* acc, bool first, __m256 sum) {
+    const __m256 before = first ? _mm256_setzero_ps() : _mm256_load_ps(acc);
+    _mm256_store_ps(acc, _mm256_add_ps(before, sum));
+  }
+
+  template <int M, int T>
+  static void tiles(const TileArgs& a) {
+    const float* x = static_cast<const float*>(a.x);
+    const uint8_t* p = a.weight;
+    bool first = a.first;
+    for (int k = 0; k < a.k_count; k += 32, x += 32 * M, p += 16 * 2 * kUnit, first = false) {
+      const int64_t ahead = a.weight_ahead(weight_offset(k));
+      if constexpr (M <= 4) {
+        __m256 sum[2 * T][M];
+#pragma GCC unroll 4
+        for (int v = 0; v < 2 * T; v++)
+#pragma GCC unroll 4
+          for (int m = 0; m < M; m++) sum[v][m] = _mm256_setzero_ps();
+#pragma GCC unroll 4
+        for (int j = 0; j < 16; j++) {
+          __m256 w[2 * T][2];
+#pragma GCC unroll 4
+          for (int v = 0; v < 2 * T; v++) {
+            const uint8_t* from = p + (2 * j + v / 2) * kUnit + v % 2 * 32;
+            if (v % 2 == 0) rondo::prefetch(from + ahead);
+            split(from, w[v]);
+          }
+#pragma GCC unroll 2
+          for (int odd = 0; odd < 2; odd++)
+#pragma GCC unroll 4
+            for (int m = 0; m < M; m++) {
+              const __m256 value = _mm256_broadcast_ss(x + (j * M + m) * 2 + odd);
+#pragma GCC unroll 4
+              for (int v = 0; v < 2 * T; v++)
+                sum[v][m] = _mm256_fmadd_ps(w[v][odd], value, sum[v][m]);
+            }
+        }
+#pragma GCC unroll 4
+        for (int v = 0; v < 2 * T; v++)
+#pragma GCC unroll 4
+          for (int m = 0; m < M; m++)
+            add_sum(a.sums + ((v / 2 * M + m) * 2 + v % 2) * 8, first, sum[v][m]);
+      } else {
+        // Many rows: the weights widened once, then up to six rows at a time.
+        alignas(32) __m256 w[16][2][2];
+        for (int j = 0; j < 16; j++) {
+          rondo::prefetch(p + 2 * j * kUnit + ahead);
+#pragma GCC unroll 2
+          for (int v = 0; v < 2; v++) {
+            __m256 both[2];
+            split(p + 2 * j * kUnit + v * 32, both);
+            w[j][0][v] = both[0], w[j][1][v] = both[1];
+          }
+        }
+        constexpr int kParts = (M + 5) / 6;
+#pragma GCC unroll 2
+        for (int part = 0; part < kParts; part++) {
+          const int begin = M * part / kParts, n = M * (part + 1) / kParts - begin;
+          __m256 sum[6][2];
+#pragma GCC unroll 6
+          for (int r = 0; r < n; r++) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
+          for (int j = 0; j < 16; j++)
+#pragma GCC unroll 2
+            for (int odd = 0; odd < 2; odd++)
+#pragma GCC unroll 6
+              for (int r = 0; r < n; r++) {
+                const __m256 value = _mm256_broadcast_ss(x + (j * M + begin + r) * 2 + odd);
+#pragma GCC unroll 2
+                for (int v = 0; v < 2; v++)
+                  sum[r][v] = _mm256_fmadd_ps(w[j][odd][v], value, sum[r][v]);
+              }
+#pragma GCC unroll 6
+          for (int r = 0; r < n; r++)
+#pragma GCC unroll 2
+            for (int v = 0; v < 2; v++)
+              add_sum(a.sums + ((begin + r) * 2 + v) * 8, first, sum[r][v]);
+        }
+      }
+    }
+  }
 #else
   template <int M>
   static constexpr int together() {
@@ -96,5 +188,7 @@ struct Bf16 {
 }  // namespace
 
 typedef rondo_linear_args rondo_bf16_linear_args;
+typedef rondo_linear_args rondo_bf16_linear_pack_args;
 
 RONDO_OP(bf16_linear) { rondo::product<Bf16>(a, worker, workers); }
+RONDO_OP(bf16_linear_pack) { rondo::pack_rows<Bf16>(a, worker, workers); }

@@ -4,14 +4,18 @@
 // A lane is an output, so there is no horizontal sum and the order of the sum over K is the same
 // for 1 row and for 1,024. Rows are taken in blocks of at most kMaxRows; the activations of a block
 // are repacked once so that one step of K lies in one place:
-//   with a bf16 dot product: [K/2][rows] pairs of bf16, else [K][rows] fp32.
+//   with a bf16 dot product: [K/2][rows] pairs of bf16; with AVX2: [K/2][rows][2] fp32;
+//   else [K][rows] fp32.
 // A format supplies `template <int M, int T> static void tiles(...)`: the raw sums of T neighbouring
-// tiles against M rows.
+// tiles against M rows. It inherits from Activations, or from its own way of repacking rows.
 #pragma once
 #include "vec.h"
 
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
 #define RONDO_BF16_DOT 1
+#endif
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define RONDO_AVX2 1
 #endif
 
 struct rondo_linear_args {
@@ -32,17 +36,10 @@ struct rondo_linear_args {
 
 namespace rondo {
 
+// The most bytes that a repacked activation takes.
 #if defined(RONDO_BF16_DOT)
-constexpr int kMaxRows = 16;
 constexpr int kActivationBytes = 2;
-#elif defined(__AVX512F__)
-constexpr int kMaxRows = 8;
-constexpr int kActivationBytes = 4;
-#elif defined(__AVX2__) || defined(__aarch64__)
-constexpr int kMaxRows = 4;
-constexpr int kActivationBytes = 4;
 #else
-constexpr int kMaxRows = 2;
 constexpr int kActivationBytes = 4;
 #endif
 // Tiles whose sums are kept while the inputs are taken step by step.
@@ -78,7 +75,10 @@ struct TileArgs {
 // cache; few rows stream whole tiles.
 RONDO_INLINE int32_t k_step(int32_t m) { return m <= 2 ? 1 << 30 : (4096 / m) & ~127; }
 
-RONDO_INLINE int32_t row_blocks(int32_t rows) { return (rows + kMaxRows - 1) / kMaxRows; }
+template <class Format>
+RONDO_INLINE int32_t row_blocks(int32_t rows) {
+  return (rows + Format::kMaxRows - 1) / Format::kMaxRows;
+}
 RONDO_INLINE int32_t block_begin(int32_t rows, int32_t blocks, int32_t b) {
   return int32_t(int64_t(rows) * b / blocks);
 }
@@ -146,12 +146,57 @@ static inline void pack_block(const rondo_linear_args* a, int32_t begin, int32_t
     p++;
   }
   if (p < all) memset(to + int64_t(p) * m, 0, size_t(all - p) * m * 4);
+#elif defined(RONDO_AVX2)
+  float* to = static_cast<float*>(out);
+  for (int32_t r = 0; r < m; r++, x += a->x_stride) {
+    int32_t k = 0;
+    for (; k + 8 <= a->k; k += 8) {
+      const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(x + k));
+      const __m256i wide = _mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16);
+      int64_t pairs[4];
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(pairs), wide);
+      for (int j = 0; j < 4; j++) memcpy(to + (int64_t(k) + 2 * j) * m + 2 * r, pairs + j, 8);
+    }
+    for (; k < a->k_padded; k++)
+      to[int64_t(k / 2) * 2 * m + 2 * r + k % 2] = k < a->k ? bf16_to_float(x[k]) : 0.f;
+  }
 #else
   float* to = static_cast<float*>(out);
   for (int32_t k = 0; k < a->k; k++)
     for (int32_t r = 0; r < m; r++) to[int64_t(k) * m + r] = bf16_to_float(x[r * a->x_stride + k]);
   memset(to + int64_t(a->k) * m, 0, size_t(a->k_padded - a->k) * m * 4);
 #endif
+}
+
+struct Activations {
+#if defined(RONDO_BF16_DOT)
+  static constexpr int kMaxRows = 16;
+#elif defined(__AVX512F__)
+  static constexpr int kMaxRows = 8;
+#elif defined(RONDO_AVX2)
+  static constexpr int kMaxRows = 12;
+#elif defined(__aarch64__)
+  static constexpr int kMaxRows = 4;
+#else
+  static constexpr int kMaxRows = 2;
+#endif
+  // Bytes that k repacked activations of one row take.
+  static int64_t row_bytes(int32_t k) { return int64_t(k) * kActivationBytes; }
+  static void pack(const rondo_linear_args* a, int32_t begin, int32_t m, void* out) {
+    pack_block(a, begin, m, out);
+  }
+};
+
+// The pack step: workers repack the activation blocks of a long run of rows together.
+template <class Format>
+static void pack_rows(const rondo_linear_args* a, int32_t worker, int32_t workers) {
+  const int32_t blocks = row_blocks<Format>(a->rows);
+  const rondo_range mine = rondo_share(blocks, worker, workers);
+  for (int64_t b = mine.begin; b < mine.end; b++) {
+    const int32_t row = block_begin(a->rows, blocks, int32_t(b));
+    const int32_t end = block_begin(a->rows, blocks, int32_t(b) + 1);
+    Format::pack(a, row, end - row, a->packed + row * Format::row_bytes(a->k_padded));
+  }
 }
 
 // Scales, rounds once and stores the sums [m][16] of one tile; with `up`, those of the gate and up
@@ -198,7 +243,7 @@ static void sweep(const rondo_linear_args* a, const void* x, int32_t row, int64_
     t.first = k == 0;
     const bool last = k + t.k_count == a->k_padded;
     const int64_t weight_at = Format::weight_offset(k), scale_at = Format::scale_offset(k);
-    t.x = static_cast<const uint8_t*>(x) + int64_t(k) * M * kActivationBytes;
+    t.x = static_cast<const uint8_t*>(x) + Format::row_bytes(k) * M;
     for (int64_t tile = t0; tile < t1; tile += 2) {
       const bool pair = tile + 1 < t1;
       // The next visit: the same inputs of the next pair, or the next inputs of the first one.
@@ -231,7 +276,7 @@ static void sweep(const rondo_linear_args* a, const void* x, int32_t row, int64_
   }
 }
 
-template <class Format, int M = kMaxRows>
+template <class Format, int M = Format::kMaxRows>
 static void dispatch(const rondo_linear_args* a, int32_t m, const void* x, int32_t row, int64_t t0,
                      int64_t t1, float* sums) {
   if constexpr (M > 0) {
@@ -245,8 +290,8 @@ static void product(const rondo_linear_args* a, int32_t worker, int32_t workers)
   const rondo_range pairs = rondo_share((int64_t(a->tiles) + 1) / 2, worker, workers);
   const int64_t t0 = pairs.begin * 2, t1 = pairs.end * 2 < a->tiles ? pairs.end * 2 : a->tiles;
   if (t0 >= t1) return;
-  const int32_t blocks = row_blocks(a->rows);
-  const int64_t row_bytes = int64_t(a->k_padded) * kActivationBytes;
+  const int32_t blocks = row_blocks<Format>(a->rows);
+  const int64_t row_bytes = Format::row_bytes(a->k_padded);
   const uint8_t* x = a->packed;
 #if defined(RONDO_BF16_DOT)
   if (a->rows == 1 && a->k == a->k_padded) x = reinterpret_cast<const uint8_t*>(a->x);
@@ -255,11 +300,11 @@ static void product(const rondo_linear_args* a, int32_t worker, int32_t workers)
     uint8_t* own = a->scratch + worker * a->scratch_stride;
     for (int32_t b = 0; b < blocks; b++) {
       const int32_t row = block_begin(a->rows, blocks, b);
-      pack_block(a, row, block_begin(a->rows, blocks, b + 1) - row, own + row * row_bytes);
+      Format::pack(a, row, block_begin(a->rows, blocks, b + 1) - row, own + row * row_bytes);
     }
     x = own;
   }
-  alignas(64) float sums[kChunkTiles * kMaxRows * 16];
+  alignas(64) float sums[kChunkTiles * Format::kMaxRows * 16];
   for (int64_t t = t0; t < t1; t += kChunkTiles) {
     const int64_t end = t + kChunkTiles < t1 ? t + kChunkTiles : t1;
     for (int32_t b = 0; b < blocks; b++) {
@@ -276,6 +321,16 @@ static void product(const rondo_linear_args* a, int32_t worker, int32_t workers)
 RONDO_INLINE __m512 dot_broadcast(__m512 acc, __m512bh w, const uint32_t* pair) {
   asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*pair));
   return acc;
+}
+#elif defined(RONDO_AVX2)
+// Two fp32 activations of one row, in every pair of lanes.
+RONDO_INLINE __m256 broadcast_pair(const float* x) {
+  double pair;
+  memcpy(&pair, x, sizeof pair);
+  return _mm256_castpd_ps(_mm256_set1_pd(pair));
+}
+RONDO_INLINE void prefetch(const uint8_t* p) {
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
 }
 #else
 // Adds `columns` decoded columns [columns][16] fp32 against M rows to p, column after column.

@@ -236,7 +236,13 @@ def linear(
     )
     if rows > PRIVATE_ROWS:
         args.packed = pool.shared(packed_bytes)
-        tape.append(f"{name}.pack", "rondo_pack_rows", args, (x,), bytes_read=2 * rows * packed.k)
+        tape.append(
+            f"{name}.pack",
+            f"{packed.function}_pack",
+            args,
+            (x,),
+            bytes_read=2 * rows * packed.k,
+        )
         barrier = True
     else:
         args.scratch, args.scratch_stride = pool.scratch(packed_bytes)

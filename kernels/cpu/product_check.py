@@ -30,12 +30,21 @@ class ProductCase:
         weights: float64 [N, K] of each part, exact.
         terms: most float32 roundings any product passes on its way to the result.
         mutants: name -> the float64 weights of part 0 if the named fault were present.
+        read: (library, bf16 x) -> float64, the activations as the product of that library reads them; None
+            where every level reads them as they are.
     """
 
     packed: PackedLinear
     weights: list[Tensor]
     terms: int
     mutants: dict[str, Tensor]
+    read: Callable[[NativeLibrary, Tensor], Tensor] | None = None
+
+    def bound(
+        self, library: NativeLibrary, x: Tensor, weight: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """(exact result, absolute bound) of x [rows, K] against weight [N, K] on this library."""
+        return bound_of(x, weight, self.terms, dtype, self.read and self.read(library, x))
 
 
 def inputs(kind: str, rows: int, k: int, seed: int) -> Tensor:
@@ -79,13 +88,16 @@ def run_product(
     return out.clone()
 
 
-def bound_of(x: Tensor, weight: Tensor, terms: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def bound_of(
+    x: Tensor, weight: Tensor, terms: int, dtype: torch.dtype, read: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """(exact result, absolute bound) in float64 of x [rows, K] against weight [N, K].
 
     gamma(terms) * sum|x w|, subnormal intermediates counted as lost (the bf16 dot product flushes
-    them), and one rounding to the result.
+    them), and one rounding to the result. The result is that of `read`, the activations as the product rounds
+    them, where given: their rounding is known to the bit and needs no bound.
     """
-    value = x.double()
+    value = x.double() if read is None else read
     exact = value @ weight.T
     mass = value.abs() @ weight.abs().T
     flushed = x.shape[1] * _SMALLEST_NORMAL * (2 + float(weight.abs().amax()))
@@ -107,7 +119,7 @@ def check_case(
             for dtype in (torch.float32, torch.bfloat16):
                 got = run_product(one, packed, x, dtype)
                 for part, weight in zip(packed.parts, case.weights, strict=True):
-                    exact, bound = bound_of(x, weight, case.terms, dtype)
+                    exact, bound = case.bound(library, x, weight, dtype)
                     columns = got[:, part.offset : part.offset + part.size]
                     what = f"{label}, {kind}, {str(dtype).removeprefix('torch.')}"
                     yield compare(kernel, name, columns, exact, bound, what=what)
@@ -119,7 +131,7 @@ def check_case(
         x = inputs("gaussian", 5, packed.k, seed)
         got = run_product(one, packed, x, torch.float32)[:, : packed.parts[0].size]
         for fault, weight in case.mutants.items():
-            exact, bound = bound_of(x, weight, case.terms, torch.float32)
+            exact, bound = case.bound(library, x, weight, torch.float32)
             seen = not compare(kernel, name, got, exact, bound).ok
             yield expect(kernel, name, seen, f"{label}: the fault '{fault}' goes unnoticed")
 

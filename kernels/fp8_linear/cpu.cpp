@@ -6,8 +6,10 @@
 // bytes 8..15 inputs 2 and 3, so that interleaving two byte tables inside the quarters yields one
 // pair of bf16 a lane. The units of two neighbouring tiles alternate. K is padded with zeros to a multiple of 32.
 // One order for every row count: blocks of 32 inputs are summed from zero, pairs ascending; four of
-// them are added in turn from zero, and acc = fma(those, block scale, acc). The scale of an output
-// multiplies the finished sum.
+// them are added in turn from zero, and acc = fma(those, block scale, acc). With AVX2 a lane holds the
+// even or the odd inputs of an output: blocks of 64 inputs are summed from zero, two of them are
+// added, then even and odd inputs, and acc as before. The scale of an output multiplies the
+// finished sum.
 #include "product.h"
 
 namespace {
@@ -21,7 +23,7 @@ RONDO_INLINE float block_scale(const uint8_t* scale, int b) {
   return s;
 }
 
-struct Layout {
+struct Layout : rondo::Activations {
   static constexpr int kUnit = 64;
   static int64_t weight_offset(int32_t k) { return int64_t(k) / 4 * 2 * kUnit; }
   static int64_t scale_offset(int32_t k) { return k / 128 * 4; }
@@ -127,6 +129,129 @@ struct Fp8 : Layout {
   }
 };
 
+#elif defined(RONDO_AVX2)
+
+// 2^-8 times four outputs' values of two neighbouring inputs, from 8 bytes: the f16 with the same
+// exponent and mantissa bits. An output with a NaN code has a NaN scale, so NaN needs no care here.
+RONDO_INLINE __m256 decode8(const uint8_t* p) {
+  const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(int16_t(0xBF80))));
+}
+
+struct Fp8 : Layout {
+  template <int M>
+  static constexpr int together() {
+    return M == 1 ? 2 : 1;
+  }
+
+  // sum[t][m][i] += quarter i of a unit of each tile against the four inputs of each row at x.
+  template <int M, int T>
+  RONDO_INLINE void add_unit(const uint8_t* p, const float* x, __m256 (*sum)[M][4]) {
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+      __m256 pairs[M];
+#pragma GCC unroll 4
+      for (int m = 0; m < M; m++) pairs[m] = rondo::broadcast_pair(x + (half * M + m) * 2);
+#pragma GCC unroll 2
+      for (int t = 0; t < T; t++)
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+          const __m256 w = decode8(p + t * kUnit + i * 16 + half * 8);
+#pragma GCC unroll 4
+          for (int m = 0; m < M; m++) sum[t][m][i] = _mm256_fmadd_ps(w, pairs[m], sum[t][m][i]);
+        }
+    }
+  }
+
+  // Joins the even and the odd inputs of 16 outputs and adds them with the scale of their block.
+  RONDO_INLINE void add_block(const __m256* held, __m256 scale, bool first, float* acc) {
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; v++) {
+      const __m256 pairs = _mm256_hadd_ps(held[2 * v], held[2 * v + 1]);
+      const __m256 joined =
+          _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(pairs), 0xD8));
+      const __m256 before = first ? _mm256_setzero_ps() : _mm256_load_ps(acc + 8 * v);
+      _mm256_store_ps(acc + 8 * v, _mm256_fmadd_ps(joined, scale, before));
+    }
+  }
+
+  template <int M, int T>
+  static void tiles(const TileArgs& a) {
+    const float* x = static_cast<const float*>(a.x);
+    const uint8_t* p = a.weight;
+    for (int b = 0, left = a.k_count; left > 0; b++, left -= 128) {
+      alignas(32) __m256 held[T][M][4] = {};
+      for (int part = 0; part < 2 && part * 64 < left; part++) {
+        const int units = left - part * 64 < 64 ? (left - part * 64) / 4 : 16;
+        if constexpr (M <= 2) {
+          __m256 sum[T][M][4];
+#pragma GCC unroll 2
+          for (int t = 0; t < T; t++)
+#pragma GCC unroll 2
+            for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+              for (int i = 0; i < 4; i++) sum[t][m][i] = _mm256_setzero_ps();
+          for (int u = 0; u < units; u++, x += 4 * M, p += 2 * kUnit) {
+            const int64_t ahead = a.weight_ahead(p - a.weight);
+#pragma GCC unroll 2
+            for (int t = 0; t < T; t++) rondo::prefetch(p + t * kUnit + ahead);
+            add_unit<M, T>(p, x, sum);
+          }
+#pragma GCC unroll 2
+          for (int t = 0; t < T; t++)
+#pragma GCC unroll 2
+            for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+              for (int i = 0; i < 4; i++)
+                held[t][m][i] = part ? _mm256_add_ps(held[t][m][i], sum[t][m][i]) : sum[t][m][i];
+        } else {
+          // Many rows: the weights decoded once, then up to three rows at a time.
+          alignas(32) __m256 w[16 * 8];
+          for (int u = 0; u < units; u++, p += 2 * kUnit) {
+            rondo::prefetch(p + a.weight_ahead(p - a.weight));
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; i++) w[u * 8 + i] = decode8(p + i % 4 * 16 + i / 4 * 8);
+          }
+          constexpr int kParts = (M + 2) / 3;
+#pragma GCC unroll 4
+          for (int rows = 0; rows < kParts; rows++) {
+            const int begin = M * rows / kParts, n = M * (rows + 1) / kParts - begin;
+            __m256 sum[3][4];
+#pragma GCC unroll 3
+            for (int r = 0; r < n; r++)
+#pragma GCC unroll 4
+              for (int i = 0; i < 4; i++) sum[r][i] = _mm256_setzero_ps();
+            for (int u = 0; u < 2 * units; u++) {
+              __m256 pairs[3];
+#pragma GCC unroll 3
+              for (int r = 0; r < n; r++) pairs[r] = rondo::broadcast_pair(x + (u * M + begin + r) * 2);
+#pragma GCC unroll 4
+              for (int i = 0; i < 4; i++)
+#pragma GCC unroll 3
+                for (int r = 0; r < n; r++)
+                  sum[r][i] = _mm256_fmadd_ps(w[u * 4 + i], pairs[r], sum[r][i]);
+            }
+#pragma GCC unroll 3
+            for (int r = 0; r < n; r++)
+#pragma GCC unroll 4
+              for (int i = 0; i < 4; i++) {
+                __m256* to = &held[0][begin + r][i];
+                *to = part ? _mm256_add_ps(*to, sum[r][i]) : sum[r][i];
+              }
+          }
+          x += 4 * M * units;
+        }
+      }
+      for (int t = 0; t < T; t++) {
+        const uint8_t* q = a.scale ? a.scale + t * a.scale_stride : nullptr;
+        const __m256 s = _mm256_set1_ps(256.f * block_scale(q, b));
+        for (int m = 0; m < M; m++)
+          add_block(held[t][m], s, a.first && b == 0, a.sums + (t * M + m) * 16);
+      }
+    }
+  }
+};
+
 #else
 
 // e4m3 in the low byte of each lane, exact; subnormals as 2^-6 (1 + m/8) - 2^-6.
@@ -144,14 +269,6 @@ RONDO_INLINE v16u pair_lanes(const uint8_t* p, int i) {
 #if defined(__AVX512F__)
   const __m512i v = _mm512_loadu_si512(p), zero = _mm512_setzero_si512();
   return (v16u)(i ? _mm512_unpackhi_epi16(v, zero) : _mm512_unpacklo_epi16(v, zero));
-#elif defined(__AVX2__)
-  const __m256i zero = _mm256_setzero_si256();
-  __m256i r[2];
-  for (int half = 0; half < 2; half++) {
-    const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + half * 32));
-    r[half] = i ? _mm256_unpackhi_epi16(v, zero) : _mm256_unpacklo_epi16(v, zero);
-  }
-  return load_vec<v16u>(r);
 #else
   uint32_t r[16];
   for (int lane = 0; lane < 16; lane++) {
@@ -200,5 +317,7 @@ struct Fp8 : Layout {
 }  // namespace
 
 typedef rondo_linear_args rondo_fp8_linear_args;
+typedef rondo_linear_args rondo_fp8_linear_pack_args;
 
 RONDO_OP(fp8_linear) { rondo::product<Fp8>(a, worker, workers); }
+RONDO_OP(fp8_linear_pack) { rondo::pack_rows<Fp8>(a, worker, workers); }

@@ -20,6 +20,7 @@ from kernels.cpu.product import (
 
 BLOCK = 128
 _K_STEP = 32
+_NAN = 0x7F  # the code without its sign
 
 
 def pack_fp8_blocks(
@@ -52,12 +53,15 @@ def pack_fp8_blocks(
         return parts[part][1].float()[rows]
 
     fill_tiles(scale.__setitem__, sizes, scales_of, interleave=interleave)
-    weight, k_padded = _pack_codes([codes for codes, _ in parts], sizes, tiles, interleave)
+    weight, k_padded, broken = _pack_codes([codes for codes, _ in parts], sizes, tiles, interleave)
+    row_scale = None
+    if any(bool(rows.any()) for rows in broken):
+        row_scale = _scale_rows([1.0] * len(parts), broken, sizes, tiles, interleave)
     return PackedLinear(
         "rondo_fp8_linear",
         weight,
         scale,
-        None,
+        row_scale,
         k,
         k_padded,
         tiles,
@@ -87,8 +91,8 @@ def pack_fp8_rows(
             raise ValueError(f"row scales must hold {size} numbers, got {list(scales.shape)}")
         one = not isinstance(scales, Tensor) or scales.dim() == 0
         factors.append(scales if one else scales.reshape(-1).expand(size))
-    row_scale = place_row_scale(factors, sizes, tiles, interleave=interleave)
-    weight, k_padded = _pack_codes([codes for codes, _ in parts], sizes, tiles, interleave)
+    weight, k_padded, broken = _pack_codes([codes for codes, _ in parts], sizes, tiles, interleave)
+    row_scale = _scale_rows(factors, broken, sizes, tiles, interleave)
     return PackedLinear(
         "rondo_fp8_linear", weight, None, row_scale, k, k_padded, tiles, placed, interleave
     )
@@ -107,19 +111,37 @@ def _check_codes(parts: list[Tensor]) -> tuple[list[int], int]:
     return [codes.shape[0] for codes in parts], parts[0].shape[1]
 
 
+def _scale_rows(
+    factors: list[Tensor | float],
+    broken: list[Tensor],
+    sizes: list[int],
+    tiles: int,
+    interleave: bool,
+) -> Tensor:
+    """The scales of all outputs: NaN where an output has a NaN code, whatever the kernel makes of it."""
+    scales: list[Tensor | float] = []
+    for factor, rows, size in zip(factors, broken, sizes, strict=True):
+        scale = torch.as_tensor(factor, dtype=torch.float32).expand(size)
+        scales.append(scale.masked_fill(rows, torch.nan))
+    return place_row_scale(scales, sizes, tiles, interleave=interleave)
+
+
 def _pack_codes(
     parts: list[Tensor], sizes: list[int], tiles: int, interleave: bool
-) -> tuple[Tensor, int]:
+) -> tuple[Tensor, int, list[Tensor]]:
+    """The tiles, the inputs stored, and which outputs of each part have a NaN code."""
     k = parts[0].shape[1]
+    broken = [torch.zeros(size, dtype=torch.bool) for size in sizes]
     k_padded = -(-k // _K_STEP) * _K_STEP
     weight = PairedTiles(tiles, k_padded // 4, TILE_ROWS * 4)
 
     def tiles_of(part: int, begin: int, end: int) -> Tensor:
         raw = parts[part][begin:end].view(torch.uint8)
+        broken[part][begin:end] = (raw & _NAN).amax(1) == _NAN
         rows = pad_rows(functional.pad(raw, (0, k_padded - k)))
         # [tile, quarter, output in it, four inputs, first or second pair, input in the pair]
         lanes = rows.view(-1, 4, 4, k_padded // 4, 2, 2)
         return lanes.permute(0, 3, 1, 4, 2, 5).reshape(lanes.shape[0], -1)
 
     fill_tiles(weight.put, sizes, tiles_of, interleave=interleave)
-    return weight.flat, k_padded
+    return weight.flat, k_padded, broken

@@ -11,7 +11,7 @@ from kernels.checks import CheckResult
 from kernels.cpu.product import PackedLinear
 from kernels.cpu.product_check import ProductCase, check_case, check_silu_mul
 from kernels.nvfp4_linear.pack import pack_nvfp4
-from kernels.nvfp4_linear.reference import GROUP, dequantise_nvfp4
+from kernels.nvfp4_linear.reference import GROUP, dequantise_nvfp4, round_inputs
 
 KERNEL = "nvfp4_linear"
 SHAPES = ((48, 64), (33, 176), (16, 16), (100, 1040), (37, 2320))
@@ -32,6 +32,11 @@ def exact_weight(codes: Tensor, scales: Tensor, scale_2: float) -> Tensor:
     """float64 [N, K] of the stored numbers, scale_2 as the float32 it is stored in."""
     unscaled = dequantise_nvfp4(codes, scales, 1.0).double()
     return unscaled * float(torch.tensor(scale_2, dtype=torch.float32))
+
+
+def activations_read(library: NativeLibrary, x: Tensor) -> Tensor:
+    """float64: the activations as the product of this library reads them."""
+    return round_inputs(x) if library.function("rondo_nvfp4_rounds_inputs")() else x.double()
 
 
 def nvfp4_case(rows: int, columns: int, seed: int) -> ProductCase:
@@ -57,6 +62,7 @@ def nvfp4_case(rows: int, columns: int, seed: int) -> ProductCase:
         [exact_weight(*first), exact_weight(*second)],
         terms,
         mutants,
+        activations_read,
     )
 
 

@@ -10,23 +10,42 @@
 //     byte << 20 plus a constant is its fp32 form; subnormal e4m3 needs no special case. A zero
 //     scale is stored as zero codes.
 // One order for every row count: within a group the pairs ascending from zero, then
-// acc = fma(group, scale, acc), groups ascending.
+// acc = fma(group, scale, acc), groups ascending. With AVX2 the activations are the integers of
+// product_int16.h: the sum of a group is exact and rounded to fp32, then
+// acc = fma(group * scale, step, acc).
 #include "product.h"
+#if defined(RONDO_AVX2)
+#include "product_int16.h"
+#endif
+
+#include <type_traits>
 
 namespace {
 
 using rondo::TileArgs;
+
+#if defined(RONDO_AVX2)
+constexpr int kScaleBase = 117 - 9;  // the integers of the codes are 2^9 times their values
+#else
+constexpr int kScaleBase = 117;
+#endif
 
 RONDO_INLINE v16f group_scales(const uint8_t* p) {
 #if defined(__AVX512F__)
   const __m512i b = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   return (v16f)_mm512_add_epi32(_mm512_slli_epi32(b, 20), _mm512_set1_epi32(117 << 23));
 #else
-  return (v16f)((widen16(load_vec<v16b>(p)) << 20) + uint32_t(117 << 23));
+  return (v16f)((widen16(load_vec<v16b>(p)) << 20) + uint32_t(kScaleBase << 23));
 #endif
 }
 
-struct Layout {
+#if defined(RONDO_AVX2)
+typedef rondo::Int16Activations Activations;
+#else
+typedef rondo::Activations Activations;
+#endif
+
+struct Layout : Activations {
   static constexpr int kUnit = 128;
   static constexpr int kScaleUnit = 16;
   static int64_t weight_offset(int32_t k) { return int64_t(k) / 16 * 2 * kUnit; }
@@ -147,6 +166,139 @@ struct Nvfp4 : Layout {
   }
 };
 
+#elif defined(RONDO_AVX2)
+
+// Twice the value of every code.
+alignas(16) const int8_t kCodes[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+RONDO_INLINE __m256i broadcast_word(const uint8_t* p) {
+  int32_t word;
+  memcpy(&word, p, sizeof word);
+  return _mm256_set1_epi32(word);
+}
+
+// Sums of int16 products are exact: 16 of at most 12 * 256 * 2^15 stay below 2^31.
+struct Nvfp4 : Layout {
+  template <int M>
+  static constexpr int together() {
+    return M == 1 ? 2 : 1;
+  }
+
+  // The codes of 8 outputs and 8 inputs as bytes: v[i] holds pair i in the low and pair i + 2 in the
+  // high bytes.
+  RONDO_INLINE void look_up(const uint8_t* p, __m256i* v) {
+    const __m256i table =
+        _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(kCodes)));
+    const __m256i mask = _mm256_set1_epi8(15);
+    const __m256i c = _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
+    v[0] = _mm256_shuffle_epi8(table, _mm256_and_si256(c, mask));
+    v[1] = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(c, 4), mask));
+  }
+  // Pair j as int16, 512 times the value.
+  RONDO_INLINE __m256i pair(const __m256i* v, int j) {
+    return j < 2 ? _mm256_slli_epi16(v[j], 8)
+                 : _mm256_and_si256(v[j - 2], _mm256_set1_epi16(-256));
+  }
+  RONDO_INLINE void scales(const uint8_t* q, __m256* s) {
+    const v16f wide = group_scales(q);
+    s[0] = low_half16(wide), s[1] = high_half16(wide);
+  }
+  // acc + sum * scale * step, the accumulator in memory: the registers belong to the chains.
+  RONDO_INLINE void add_group(float* acc, bool first, __m256i sum, __m256 scale, const uint8_t* step) {
+    const __m256 before = first ? _mm256_setzero_ps() : _mm256_load_ps(acc);
+    const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), scale);
+    const __m256 width = _mm256_castsi256_ps(broadcast_word(step));
+    _mm256_store_ps(acc, _mm256_fmadd_ps(scaled, width, before));
+  }
+
+  template <int M, int T>
+  static void tiles(const TileArgs& a) {
+    const int groups = a.k_count / 16;
+    const rondo::Prefetch weight_ahead = a.weight_ahead, scale_ahead = a.scale_ahead;
+    const uint8_t* x = static_cast<const uint8_t*>(a.x);
+    bool first = a.first;
+    for (int g = 0; g < groups; g++, x += rondo::kGroupBytes * M, first = false) {
+      const int64_t at = int64_t(g) * 2 * kUnit, scale_at = int64_t(g) * 2 * kScaleUnit;
+      const uint8_t* p = a.weight + at;
+      const uint8_t* q = a.scale + scale_at;
+      const int64_t ahead = weight_ahead(at);
+      if (!(g & 1)) rondo::prefetch(q + scale_ahead(scale_at));
+      __m256 s[2 * T];
+#pragma GCC unroll 2
+      for (int t = 0; t < T; t++) {
+        rondo::prefetch(p + t * kUnit + ahead), rondo::prefetch(p + t * kUnit + ahead + 64);
+        scales(q + t * kScaleUnit, s + 2 * t);
+      }
+      if constexpr (M <= 4) {
+        __m256i sum[2 * T][M];
+#pragma GCC unroll 4
+        for (int v = 0; v < 2 * T; v++)
+#pragma GCC unroll 4
+          for (int m = 0; m < M; m++) sum[v][m] = _mm256_setzero_si256();
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; h++) {
+          __m256i codes[2 * T][2];
+#pragma GCC unroll 4
+          for (int v = 0; v < 2 * T; v++)
+            look_up(p + v / 2 * kUnit + h * 64 + v % 2 * 32, codes[v]);
+#pragma GCC unroll 4
+          for (int j = 0; j < 4; j++) {
+            __m256i w[2 * T];
+#pragma GCC unroll 4
+            for (int v = 0; v < 2 * T; v++) w[v] = pair(codes[v], j);
+#pragma GCC unroll 4
+            for (int m = 0; m < M; m++) {
+              const __m256i pairs = broadcast_word(x + ((4 * h + j) * M + m) * 4);
+#pragma GCC unroll 4
+              for (int v = 0; v < 2 * T; v++)
+                sum[v][m] = _mm256_add_epi32(sum[v][m], _mm256_madd_epi16(w[v], pairs));
+            }
+          }
+        }
+#pragma GCC unroll 4
+        for (int v = 0; v < 2 * T; v++)
+#pragma GCC unroll 4
+          for (int m = 0; m < M; m++)
+            add_group(a.sums + ((v / 2 * M + m) * 2 + v % 2) * 8, first, sum[v][m], s[v],
+                      x + (8 * M + m) * 4);
+      } else {
+        // Many rows: the whole group decoded once, then up to four rows at a time.
+        alignas(32) __m256i w[8][2];
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; v++) {
+          __m256i codes[2];
+          look_up(p + v * 32, codes);
+#pragma GCC unroll 4
+          for (int j = 0; j < 4; j++) w[v / 2 * 4 + j][v % 2] = pair(codes, j);
+        }
+        constexpr int kParts = (M + 3) / 4;
+#pragma GCC unroll 4
+        for (int part = 0; part < kParts; part++) {
+          const int begin = M * part / kParts, n = M * (part + 1) / kParts - begin;
+          __m256i sum[4][2];
+#pragma GCC unroll 4
+          for (int i = 0; i < n; i++) sum[i][0] = sum[i][1] = _mm256_setzero_si256();
+#pragma GCC unroll 8
+          for (int j = 0; j < 8; j++)
+#pragma GCC unroll 4
+            for (int i = 0; i < n; i++) {
+              const __m256i pairs = broadcast_word(x + (j * M + begin + i) * 4);
+#pragma GCC unroll 2
+              for (int v = 0; v < 2; v++)
+                sum[i][v] = _mm256_add_epi32(sum[i][v], _mm256_madd_epi16(w[j][v], pairs));
+            }
+#pragma GCC unroll 4
+          for (int i = 0; i < n; i++)
+#pragma GCC unroll 2
+            for (int v = 0; v < 2; v++)
+              add_group(a.sums + ((begin + i) * 2 + v) * 8, first, sum[i][v], s[v],
+                        x + (8 * M + begin + i) * 4);
+        }
+      }
+    }
+  }
+};
+
 #else
 
 alignas(64) const float kCodes[16] = {0.f,  .5f,  1.f,  1.5f,  2.f,  3.f,  4.f,  6.f,
@@ -155,16 +307,6 @@ alignas(64) const float kCodes[16] = {0.f,  .5f,  1.f,  1.5f,  2.f,  3.f,  4.f, 
 RONDO_INLINE v16f code_values(v16u lanes) {
 #if defined(__AVX512F__)
   return (v16f)_mm512_permutexvar_ps((__m512i)lanes, _mm512_load_ps(kCodes));
-#elif defined(__AVX2__)
-  const __m256 table = _mm256_load_ps(kCodes);
-  __m256i c[2];
-  __m256 r[2];
-  memcpy(c, &lanes, sizeof c);
-  for (int i = 0; i < 2; i++) {
-    const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(c[i], _mm256_set1_epi32(8)), 28);
-    r[i] = _mm256_xor_ps(_mm256_permutevar8x32_ps(table, c[i]), _mm256_castsi256_ps(sign));
-  }
-  return load_vec<v16f>(r);
 #else
   float r[16];
   for (int i = 0; i < 16; i++) r[i] = kCodes[lanes[i] & 15];
@@ -209,5 +351,12 @@ struct Nvfp4 : Layout {
 }  // namespace
 
 typedef rondo_linear_args rondo_nvfp4_linear_args;
+typedef rondo_linear_args rondo_nvfp4_linear_pack_args;
 
 RONDO_OP(nvfp4_linear) { rondo::product<Nvfp4>(a, worker, workers); }
+RONDO_OP(nvfp4_linear_pack) { rondo::pack_rows<Nvfp4>(a, worker, workers); }
+
+// 1 where the activations are rounded to the integers of product_int16.h.
+RONDO_API int32_t rondo_nvfp4_rounds_inputs(void) {
+  return std::is_same<Activations, rondo::Activations>::value ? 0 : 1;
+}

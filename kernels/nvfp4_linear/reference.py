@@ -31,6 +31,21 @@ def dequantise_nvfp4(codes: Tensor, scales: Tensor, scale_2: Tensor | float) -> 
     return (values * scales.float().unsqueeze(-1)).view(rows, -1) * float(scale_2)
 
 
+def round_inputs(x: Tensor) -> Tensor:
+    """float64 [..., K]: activations as the AVX2 product reads them, as int16 with a step per 16 inputs.
+
+    The step is 2^(e - 14), where 2^e is the power of two at or below the largest magnitude of the 16, and at
+    least 2^-126. An input is the nearest multiple, ties to even: exact within 2^-7 of the largest, off by at
+    most 2^-15 of it anywhere. A group with an infinity or a NaN becomes NaN.
+    """
+    groups = x.double().unflatten(-1, (-1, GROUP))
+    largest = groups.abs().amax(-1, keepdim=True)
+    exponent = torch.frexp(largest).exponent - 1
+    step = torch.exp2((exponent - 14).clamp(min=-126).double())
+    rounded = (groups / step).round() * step
+    return torch.where(largest.isfinite(), rounded, torch.nan).flatten(-2)
+
+
 def linear(x: Tensor, codes: Tensor, scales: Tensor, scale_2: Tensor | float) -> Tensor:
     """x @ W^T with float32 sums and one rounding: x [..., K] -> [..., N] in x's dtype."""
     weight = dequantise_nvfp4(codes, scales, scale_2)

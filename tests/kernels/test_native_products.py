@@ -18,9 +18,14 @@ from kernels.cpu.product import PackedLinear, linear
 from kernels.cpu.product_check import INPUT_KINDS, bound_of, inputs, run_product
 from kernels.fp8_linear.check import random_codes, random_scales
 from kernels.fp8_linear.pack import pack_fp8_blocks, pack_fp8_rows
-from kernels.nvfp4_linear.check import exact_weight, nvfp4_case, random_weight
+from kernels.nvfp4_linear.check import (
+    activations_read,
+    exact_weight,
+    nvfp4_case,
+    random_weight,
+)
 from kernels.nvfp4_linear.pack import pack_nvfp4
-from kernels.nvfp4_linear.reference import dequantise_nvfp4
+from kernels.nvfp4_linear.reference import dequantise_nvfp4, round_inputs
 from kernels.nvfp4_linear.reference import linear as nvfp4_reference
 from kernels.tape import Pool, Tape
 
@@ -58,7 +63,7 @@ def test_any_nvfp4_shape(
         alone = run_product(pool, case.packed, x[row : row + 1], torch.bfloat16)
     assert same_bits(got[row : row + 1], alone)
     for part, weight in zip(case.packed.parts, case.weights, strict=True):
-        exact, bound = bound_of(x, weight, case.terms, torch.bfloat16)
+        exact, bound = case.bound(fastest, x, weight, torch.bfloat16)
         columns = got[:, part.offset : part.offset + part.size]
         assert compare("nvfp4_linear", "cpu", columns, exact, bound).reason == ""
 
@@ -94,6 +99,57 @@ def test_one_scale_for_the_whole_tensor(fastest: NativeLibrary) -> None:
             got = run_product(pool, pack_fp8_rows([(codes, scale)]), x, torch.float32)
             plain = run_product(pool, pack_fp8_rows([(codes, 1.0)]), x, torch.float32)
             assert same_bits(got, plain * 0.25)
+
+
+def test_a_nan_weight_spoils_its_output_alone(library: NativeLibrary) -> None:
+    codes = random_codes(40, 300, 1)
+    codes.view(torch.uint8)[7, 290] = 0xFF
+    x = inputs("gaussian", 6, 300, 2)
+    with Pool(library, 1) as pool:
+        for packed in (
+            pack_fp8_blocks([(codes, random_scales(40, 300, 1))]),
+            pack_fp8_rows([(codes, torch.ones(40))]),
+        ):
+            got = run_product(pool, packed, x, torch.bfloat16)
+            assert got.isnan().any(0).nonzero().tolist() == [[7]]
+            assert bool(got[:, 7].isnan().all())
+
+
+def test_inputs_that_are_no_numbers_reach_every_output(library: NativeLibrary) -> None:
+    parts = [random_weight(40, 96, 3)]
+    with Pool(library, 1) as pool:
+        for value in (torch.nan, torch.inf, -torch.inf):
+            x = inputs("gaussian", 6, 96, 2)
+            x[2, 50] = value
+            got = run_product(pool, pack_nvfp4(parts), x, torch.float32)[:, :40]
+            assert not bool(got[2].isfinite().any())
+            assert bool(got[[0, 1, 3, 4, 5]].isfinite().all())
+
+
+def test_the_largest_inputs_do_not_overflow_early(library: NativeLibrary) -> None:
+    """Sums and factors far beyond float32 where only the result is within it."""
+    codes, scales, _ = random_weight(32, 64, 1)
+    packed = pack_nvfp4([(codes, scales, 2.0**-20)])
+    weight = exact_weight(codes, scales, 2.0**-20)
+    for exponent in (110, -112, -126):
+        x = (inputs("gaussian", 3, 64, 2).double() * 2.0**exponent).bfloat16()
+        with Pool(library, 1) as pool:
+            got = run_product(pool, packed, x, torch.float32)[:, :32]
+        exact, bound = bound_of(x, weight, 24, torch.float32, activations_read(library, x))
+        assert compare("nvfp4_linear", library.isa, got, exact, bound).reason == ""
+
+
+def test_rounded_inputs_stay_close() -> None:
+    """The declared step: half of 2^-14 of the largest input of a group at most, exact near it."""
+    for kind in INPUT_KINDS:
+        x = inputs(kind, 5, 96, 3)
+        read = round_inputs(x).view(5, -1, 16)
+        value = x.double().view(5, -1, 16)
+        largest = value.abs().amax(-1, keepdim=True)
+        off = (read - value).abs()
+        assert bool((off <= largest * 2.0**-15 + 2.0**-127).all())
+        near = (value.abs() >= largest * 2.0**-7) & (largest > 2.0**-112)
+        assert bool((off[near] == 0).all())
 
 
 def test_a_cut_head_leaves_its_padding_alone(fastest: NativeLibrary) -> None:
