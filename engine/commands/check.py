@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import asdict
 
 from engine.cli import GATE, OK, print_json
@@ -20,15 +21,37 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--only", action="append", metavar="OPERATION", help="may be repeated")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
-    parser.add_argument("--device", choices=("cpu",), default="cpu")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
 
 
 def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     """Run the checks and print one line each; exit 3 when one fails."""
+    names = tuple(arguments.only) if arguments.only else None
+    checks = _cuda_results if arguments.device == "cuda" else _cpu_results
+    results = []
+    for result in checks(arguments, names):
+        results.append(result)
+        if cancel.is_set():
+            raise Cancelled
+    failed = sum(not result.ok for result in results)
+    if arguments.json:
+        print_json({"checks": [asdict(result) for result in results], "failed": failed})
+    else:
+        _print_table(results)
+        print(f"{len(results) - failed} of {len(results)} checks hold")
+    return GATE if failed else OK
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _cpu_results(
+    arguments: argparse.Namespace, names: tuple[str, ...] | None
+) -> Iterator[CheckResult]:
     from kernels.build import NativeBuildError, load_library, machine_isas
     from kernels.registry import operation, run_checks
 
-    names = tuple(arguments.only) if arguments.only else None
     try:
         for name in names or ():
             operation(name)
@@ -40,25 +63,36 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
             f"This machine has no level {', '.join(sorted(unknown))}.",
             next_step=f"Use one of {', '.join(machine_isas())}.",
         )
-    results = []
     for isa in arguments.isa or machine_isas():
         try:
-            library = load_library(isa, on_progress=lambda line: print(line, file=sys.stderr))
+            library = load_library(isa, on_progress=_tell)
         except (NativeBuildError, OSError) as error:
             raise RondoError(
                 str(error), next_step="`rondo doctor` says what is missing."
             ) from error
-        for result in run_checks(library, names=names, seed=arguments.seed):
-            results.append(result)
-            if cancel.is_set():
-                raise Cancelled
-    failed = sum(not result.ok for result in results)
-    if arguments.json:
-        print_json({"checks": [asdict(result) for result in results], "failed": failed})
-    else:
-        _print_table(results)
-        print(f"{len(results) - failed} of {len(results)} checks hold")
-    return GATE if failed else OK
+        yield from run_checks(library, names=names, seed=arguments.seed)
+
+
+def _cuda_results(
+    arguments: argparse.Namespace, names: tuple[str, ...] | None
+) -> Iterator[CheckResult]:
+    from kernels.build_cache import NativeBuildError
+    from kernels.cuda_build import CudaError, CudaLibrary
+    from kernels.cuda_registry import run_cuda_checks
+
+    if arguments.isa:
+        raise UsageError("--isa names instruction sets of the processor, not of a GPU.")
+    try:
+        library = CudaLibrary(on_progress=_tell)
+    except (NativeBuildError, CudaError, OSError) as error:
+        raise RondoError(
+            f"The GPU kernels cannot be used: {error}.",
+            next_step="`rondo doctor` says what is missing; --device cpu checks the native kernels.",
+        ) from error
+    try:
+        yield from run_cuda_checks(library, names=names, seed=arguments.seed)
+    except ValueError as error:
+        raise UsageError(f"{error}.") from None
 
 
 def _print_table(results: list[CheckResult]) -> None:

@@ -98,10 +98,28 @@ def _native() -> list[Finding]:
 def _gpu() -> list[Finding]:
     import torch
 
-    if torch.cuda.is_available():
-        name = torch.cuda.get_device_name(0)
-        return [Finding("GPU", _NOTE, name, "This version computes on the CPU.")]
-    return [Finding("GPU", _NOTE, "none that PyTorch can use; the CPU computes")]
+    if not torch.cuda.is_available():
+        return [Finding("GPU", _NOTE, "none that PyTorch can use; the CPU computes")]
+    name = torch.cuda.get_device_name(0)
+    return [Finding("GPU", _NOTE, name, "This version computes on the CPU."), _gpu_kernels()]
+
+
+def _gpu_kernels() -> Finding:
+    import torch
+
+    from kernels.build_cache import NativeBuildError
+    from kernels.cuda_build import find_nvcc, nvcc_version, target_of
+
+    try:
+        target = target_of(torch.cuda.get_device_capability(0))
+        version = nvcc_version(find_nvcc())
+    except NativeBuildError as error:
+        return Finding("GPU kernels", _NOTE, "not usable", f"{error}.")
+    found = f"for {target.name}, with nvcc {version[0]}.{version[1]}"
+    if version < target.nvcc:
+        advice = f"{target.name} needs nvcc {target.nvcc[0]}.{target.nvcc[1]} or newer."
+        return Finding("GPU kernels", _NOTE, found, advice)
+    return Finding("GPU kernels", _GOOD, found)
 
 
 def _display() -> list[Finding]:

@@ -88,23 +88,25 @@ class HostKernels:
         threads: int,
         shared_bytes: int,
         arguments: Sequence[Tensor | int],
-        readable: Sequence[Tensor],
+        readable: Sequence[Tensor] | None,
     ) -> None:
-        """Run every block of a grid; tensors go as their address.
+        """Run every block of a grid; tensors go as their address; readable None lets it read anything.
 
         Raises:
             SimtError: a read outside `readable`, lanes or threads that do not meet, or a write behind
                 the shared memory asked for.
         """
         words = [a.data_ptr() if isinstance(a, Tensor) else a for a in arguments]
-        ranges = [word for t in readable for word in (t.data_ptr(), _span_bytes(t))]
+        ranges = [0, 2**63 - 1]
+        if readable is not None:
+            ranges = [word for t in readable for word in (t.data_ptr(), _span_bytes(t))]
         values = (ctypes.c_uint64 * len(words))(*(word & (2**64 - 1) for word in words))
         spans = (ctypes.c_uint64 * len(ranges))(*ranges)
         how = _Launch(
             grid,
             threads,
             shared_bytes,
-            len(readable),
+            len(ranges) // 2,
             ctypes.addressof(spans),
             ctypes.addressof(values),
         )
