@@ -19,13 +19,13 @@ from engine.api import LoadProgress
 from engine.errors import Cancelled, CheckpointError, UnsupportedModelError
 from engine.load import formats
 from engine.load.files import model_folder, read_json_object, read_text
-from engine.load.formats import LinearPlan
 from engine.load.generation import GenerationDefaults, read_generation
+from engine.load.linears import read_linear, refuse_invalid, rounded
 from engine.load.memory import MemoryNeed, available_memory_bytes, check_memory
 from engine.load.plan import LoadPlan, make_plan
 from engine.load.reader import TensorReader
 from engine.load.safetensors_index import read_index
-from engine.load.stored import Dense, Fp8Block, Fp8Row, Nvfp4, StoredLinear
+from engine.load.stored import Dense, StoredLinear
 from engine.load.template import ChatTemplate
 from engine.load.tokenizer import Tokenizer
 from engine.load.weights import (
@@ -261,48 +261,16 @@ class _Builder:
     def _plain(self, name: str) -> Tensor:
         slot, entry = self._plan.vectors[name]
         tensor = self._reader.read(entry)
-        return tensor.float() if slot.exact else self._rounded(tensor)
+        return tensor.float() if slot.exact else rounded(tensor, keep_float32=self._keep_float32)
 
     def _small(self, name: str) -> Tensor:
         tensor = self._plain(name)
-        _refuse_invalid(tensor, self._plan.vectors[name][1])
+        refuse_invalid(tensor, self._plan.vectors[name][1])
         return tensor
 
-    def _rounded(self, tensor: Tensor) -> Tensor:
-        keep = self._keep_float32 and tensor.dtype == torch.float32
-        return tensor if keep else tensor.to(torch.bfloat16)
-
     def _linear(self, module: str) -> StoredLinear:
-        plan = self._plan.linears[module]
-        codes = self._reader.read(plan.codes)
-        if plan.form == formats.DENSE:
-            return Dense(self._rounded(codes))
-        if plan.form in (formats.NVFP4_MULTIPLY, formats.NVFP4_DIVIDE):
-            return Nvfp4(codes, self._reader.read(plan.scale), self._scale_2(plan))
-        scale = self._reader.read(plan.scale).float()
-        _refuse_invalid(scale, plan.scale)
-        if plan.form == formats.FP8_BLOCKS:
-            return Fp8Block(codes, scale)
-        return Fp8Row(codes, scale.reshape(-1).expand(plan.slot.rows).contiguous())
-
-    def _scale_2(self, plan: LinearPlan) -> float:
-        value = self._reader.read(plan.scale_2).item()
-        if not (math.isfinite(value) and value > 0):
-            raise CheckpointError(
-                f"{plan.scale_2.file.name}: tensor {plan.scale_2.name} is {value}; a scale above 0 is "
-                "expected.",
-                next_step="Download this file again, or choose another quantisation.",
-            )
-        return value if plan.form == formats.NVFP4_MULTIPLY else 1.0 / value
-
-
-def _refuse_invalid(tensor: Tensor, entry: Any) -> None:
-    bad = int((~torch.isfinite(tensor)).sum())
-    if bad:
-        raise CheckpointError(
-            f"{entry.file.name}: tensor {entry.name} holds {bad} of {tensor.numel()} values that are "
-            "NaN or infinite.",
-            next_step="Download this file again.",
+        return read_linear(
+            self._reader, self._plan.linears[module], keep_float32=self._keep_float32
         )
 
 

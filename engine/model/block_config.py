@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 CONV_TAPS = 2
 CONV_SIDES = 2  # on a sublayer's input and on its output
+MAX_BLOCK = 32  # rows of one block
 
 
 @dataclass(frozen=True, slots=True)

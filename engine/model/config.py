@@ -167,7 +167,7 @@ class ModelConfig:
             UnsupportedModelError: a well-formed model this engine does not run.
             CheckpointError: a field that is missing or makes no sense.
         """
-        fields = _Fields(_text_part(config, file), file)
+        fields = ConfigFields(_text_part(config, file), file)
         _refuse_variants(fields)
         layers = fields.integer("num_hidden_layers", _MAX_INTEGER["num_hidden_layers"])
         head_dim = fields.integer("head_dim", _MAX_HEAD_DIM)
@@ -204,7 +204,7 @@ class ModelConfig:
         return model
 
 
-class _Fields:
+class ConfigFields:
     """Typed reads of a config's fields; every failure names the file and the field."""
 
     def __init__(self, values: Mapping[str, Any], file: str) -> None:
@@ -269,7 +269,7 @@ def _text_part(config: Mapping[str, Any], file: str) -> Mapping[str, Any]:
     if text is None:
         return config
     if not isinstance(text, Mapping):
-        _Fields({}, file).wrong("text_config", "an object", text)
+        ConfigFields({}, file).wrong("text_config", "an object", text)
     if text.get("model_type") is not None:
         _accept_type(text["model_type"], "text_config.model_type", file)
     return text
@@ -289,7 +289,7 @@ def _accept_type(model_type: Any, field: str, file: str) -> None:
     )
 
 
-def _refuse_variants(fields: _Fields) -> None:
+def _refuse_variants(fields: ConfigFields) -> None:
     """Options of the architecture that would run a wrong model silently."""
     dense = "Open a dense model of the Qwen3.5, 3.6 or 3.8 family with its published config.json."
     act = fields.get("hidden_act")
@@ -310,7 +310,7 @@ def _refuse_variants(fields: _Fields) -> None:
         fields.unsupported("mtp_use_dedicated_embeddings", "false", value, dense)
 
 
-def _layer_types(fields: _Fields, layers: int) -> tuple[str, ...]:
+def _layer_types(fields: ConfigFields, layers: int) -> tuple[str, ...]:
     kinds = fields.get("layer_types")
     if kinds is None:
         interval = fields.get("full_attention_interval")
@@ -330,7 +330,7 @@ def _layer_types(fields: _Fields, layers: int) -> tuple[str, ...]:
     return tuple(kinds)
 
 
-def _rope(fields: _Fields, head_dim: int) -> tuple[float, int]:
+def _rope(fields: ConfigFields, head_dim: int) -> tuple[float, int]:
     """(theta, number of rotated dimensions); nested parameters win over flat fields."""
     nested: dict[str, Any] = {}
     for name in ("rope_scaling", "rope_parameters"):
@@ -361,7 +361,7 @@ def _rope(fields: _Fields, head_dim: int) -> tuple[float, int]:
     return fields.number("rope_theta", 1e12, theta), rotary_dim
 
 
-def _mtp_layers(fields: _Fields) -> int:
+def _mtp_layers(fields: ConfigFields) -> int:
     declared = fields.get("mtp_num_hidden_layers")
     if declared is None:
         return 0
@@ -372,7 +372,7 @@ def _mtp_layers(fields: _Fields) -> int:
     return count
 
 
-def _check_together(model: ModelConfig, fields: _Fields) -> None:
+def _check_together(model: ModelConfig, fields: ConfigFields) -> None:
     if model.attention_heads % model.kv_heads:
         fields.wrong(
             "num_attention_heads",
