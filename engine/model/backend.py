@@ -11,6 +11,8 @@ import numpy as np
 from torch import Tensor
 
 from engine.knobs import KnobSet
+from engine.load.drafter import BlockCheckpoint
+from engine.model.block_forward import BlockRows
 from engine.model.config import ModelConfig
 from engine.spec.tree import check_order, is_chain
 
@@ -64,6 +66,7 @@ class Backend(Protocol):
     config: ModelConfig
     capacity: int
     length: int
+    block: BlockCheckpoint | None  # the drafter that was attached
 
     def apply_knobs(self, knobs: KnobSet) -> None:
         """Take over the values of the switches that flip between rounds; UsageError leaves the old ones."""
@@ -88,6 +91,24 @@ class Backend(Protocol):
 
     def draft_steps(self, anchor: int, depth: int, width: int) -> list[DraftStep]:
         """The same greedy chain with the `width` (1 to MAX_WIDTH) likeliest tokens of each of its steps."""
+
+    def attach_block(self, block: BlockCheckpoint) -> None:
+        """Take a block drafter along: from the next reset on its cache follows what is committed.
+
+        Its linears may be freed. Raises UnsupportedModelError for a shape that these kernels do not take.
+        """
+
+    def block_room(self) -> int:
+        """Rows that a block may have now, the anchor's included; 0 without a block drafter."""
+
+    def draft_block(self, anchor: int, width: int) -> BlockRows:
+        """One pass of the block drafter over the anchor and `width` - 1 mask tokens behind it.
+
+        Raises ValueError when `width` is below 2 or above `block_room`.
+        """
+
+    def block_bytes(self) -> int:
+        """Bytes that one pass of the block drafter has to read; 0 without one."""
 
     def verify(self, ids: Sequence[int], parents: Sequence[int] | None = None) -> Verified:
         """Compute rows for ids (the anchor, then drafted tokens) without committing them.

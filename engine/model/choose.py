@@ -16,6 +16,7 @@ from engine.knobs import KnobSet
 from engine.load.checkpoint import Checkpoint
 from engine.load.memory import FLOOR_BYTES, available_memory_bytes
 from engine.measure.roof import Roof, roof_of_rounds
+from engine.model.attach_block import attach_block
 from engine.model.backend import Backend
 from engine.model.native import NativeBackend
 from engine.model.native_weights import unsupported_shape
@@ -97,10 +98,14 @@ def open_backend(
         raise UsageError(
             "The GPU backend is not part of this version.", next_step="Use --device cpu or auto."
         )
+
+    def attach(backend: Backend) -> tuple[str, ...]:
+        return attach_block(backend, checkpoint, knobs, on_progress=on_progress, cancel=cancel)
+
     wanted = knobs.choice("CPU_ISA")
     if float32 or wanted == "reference":
         dtype = torch.float32 if float32 else torch.bfloat16
-        return _reference(checkpoint, capacity, threads, dtype, ())
+        return _reference(checkpoint, capacity, threads, dtype, attach, ())
 
     def stage(text: str) -> None:
         if cancel and cancel.is_set():
@@ -111,7 +116,7 @@ def open_backend(
     why_not = unsupported_shape(checkpoint.config)
     if why_not:
         notice = f"The native kernels do not take this shape ({why_not}); PyTorch operations run."
-        return _reference(checkpoint, capacity, threads, torch.bfloat16, (notice,))
+        return _reference(checkpoint, capacity, threads, torch.bfloat16, attach, (notice,))
     try:
         library = load_library(wanted or None, on_progress=stage)
     except ValueError as error:
@@ -120,8 +125,8 @@ def open_backend(
         ) from None
     except (NativeBuildError, OSError) as error:  # the latter: a cache folder or disk that refuses
         notice = f"The native kernels are not built, PyTorch operations run instead: {error}"
-        return _reference(checkpoint, capacity, threads, torch.bfloat16, (notice,))
-    return _native(checkpoint, capacity, threads, knobs, library, stage)
+        return _reference(checkpoint, capacity, threads, torch.bfloat16, attach, (notice,))
+    return _native(checkpoint, capacity, threads, knobs, library, attach, stage)
 
 
 def _native(
@@ -130,6 +135,7 @@ def _native(
     threads: int | None,
     knobs: KnobSet,
     library: NativeLibrary,
+    attach: Callable[[Backend], tuple[str, ...]],
     stage: Callable[[str], None],
 ) -> OpenedBackend:
     layers = checkpoint.config.layers
@@ -146,12 +152,13 @@ def _native(
             on_layer=lambda index: stage(f"packing layer {index + 1} of {layers}"),
         )
         undo.callback(backend.close)
+        notices = attach(backend)
         stage("timing a round")
         count = threads or choose_threads(backend, library)
         backend.record_rounds(knobs.number("MTP_DEPTH"), 1 + knobs.number("MTP_TREE"))
         roof = roof_of_rounds(backend.pool, backend.round_bytes(1, 0))
         undo.pop_all()
-    return OpenedBackend(backend, ISA_NAMES[library.isa], (), roof, count)
+    return OpenedBackend(backend, ISA_NAMES[library.isa], notices, roof, count)
 
 
 def _pool(library: NativeLibrary, threads: int) -> Pool:
@@ -166,6 +173,7 @@ def _reference(
     capacity: int,
     threads: int | None,
     dtype: torch.dtype,
+    attach: Callable[[Backend], tuple[str, ...]],
     notices: tuple[str, ...],
 ) -> OpenedBackend:
     threads = threads or physical_cores()
@@ -187,7 +195,7 @@ def _reference(
         tokens=checkpoint.tokenizer.vocab_size,
     )
     kind = "float32" if dtype == torch.float32 else "bfloat16"
-    return OpenedBackend(backend, f"PyTorch {kind}", notices, None, threads)
+    return OpenedBackend(backend, f"PyTorch {kind}", notices + attach(backend), None, threads)
 
 
 def _threads(count: int) -> str:

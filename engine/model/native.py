@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.errors import UsageError
+from engine.errors import UnsupportedModelError, UsageError
 from engine.knobs import KnobSet
+from engine.load.drafter import BlockCheckpoint
 from engine.load.weights import ModelWeights
 from engine.model.arena import MAX_ROWS, Arena
 from engine.model.backend import (
@@ -21,6 +22,8 @@ from engine.model.backend import (
     accepted_path,
     tree_parents,
 )
+from engine.model.block_forward import BlockRows
+from engine.model.block_native import CONTEXT, DRAFT, NativeBlock, unsupported_block
 from engine.model.byte_model import ByteModel
 from engine.model.config import ModelConfig
 from engine.model.engaged import Engaged
@@ -36,7 +39,7 @@ from kernels.build import NativeBuildError
 from kernels.gated_delta.buffers import state_from_tiles
 from kernels.tape import Pool, Tape
 
-_DRAFTS = ("draft", "extend")  # kinds of passes of the MTP head alone
+_DRAFTS = ("draft", "extend", DRAFT, CONTEXT)  # kinds of passes of drafters alone
 
 
 class NativeBackend:
@@ -87,6 +90,8 @@ class NativeBackend:
             config, packed.widths, rows=MAX_ROWS, capacity=capacity, mtp=packed.mtp is not None
         )
         self._mtp = NativeMtp(self._arena, capacity, tokens)
+        self.block: BlockCheckpoint | None = None
+        self._block: NativeBlock | None = None
         self._forward = NativeForward(config, packed, self._arena, tokens)
         self._ids = self._arena.ids.numpy()
         self._start = self._arena.start.numpy()
@@ -106,6 +111,8 @@ class NativeBackend:
         self._tree: Sequence[int] | None = None  # parents of the verified rows, None for a chain
         self._pass_rows = 0  # of the latest trunk pass, whose tokens lie in the arena
         self._mtp.reset(active=speculate)
+        if self._block is not None:
+            self._block.reset(active=speculate)
         for buffers in self._arena.delta.values():
             buffers.state.recurrent.zero_()
             buffers.state.tail.zero_()
@@ -117,6 +124,8 @@ class NativeBackend:
             self._pass("prefill", part)
             self._pending_count[0] = 0
             self._mtp.add(self._run, range(len(part)), part)
+            if self._block is not None:
+                self._block.add(self._run, range(len(part)))
             self.length += len(part)
         return Verified([int(self._best[0])], self._logits[:1])
 
@@ -149,6 +158,8 @@ class NativeBackend:
         # The next pass owns the other record set and finds these rows in this one.
         self._parity = 1 - self._parity
         self._mtp.add(self._run, path, ids, in_round=True)
+        if self._block is not None:
+            self._block.add(self._run, path, in_round=True)
         self.length += len(path)
         if not self._commit_in_verify:
             self._flush(in_round=True)
@@ -159,6 +170,37 @@ class NativeBackend:
 
     def draft_steps(self, anchor: int, depth: int, width: int) -> list[DraftStep]:
         return self._mtp.draft(self._run, anchor, depth, width)
+
+    def attach_block(self, block: BlockCheckpoint) -> None:
+        why_not = unsupported_block(block.config)
+        if why_not:
+            raise UnsupportedModelError(
+                f"The native kernels do not take this block drafter ({why_not}).",
+                next_step="Set QWEN38_CPU_ISA=reference, or QWEN38_DFLASH2=off.",
+            )
+        forward = self._forward
+        self._block = NativeBlock(
+            block.config,
+            block.weights,
+            embedding=forward.weights.embed,
+            head=forward.weights.head,
+            logits=self._arena.logits,
+            tokens=forward.tokens,
+            capacity=self.capacity,
+        )
+        self.block = block
+        self._graphs.clear()  # passes recorded before keep no streams
+
+    def block_room(self) -> int:
+        return 0 if self._block is None else self._block.room()
+
+    def draft_block(self, anchor: int, width: int) -> BlockRows:
+        if self._block is None:
+            raise ValueError("no block drafter is attached")
+        return self._block.draft(self._run, anchor, width)
+
+    def block_bytes(self) -> int:
+        return 0 if self._block is None else self._block.draft_bytes()
 
     def round_bytes(self, rows: int, drafted: int) -> int:
         return self._bytes.round_bytes(
@@ -323,6 +365,10 @@ class NativeBackend:
                 next_ids=arena.mtp_next,
                 start=arena.mtp_start[:1],
             )
+        elif key.kind == CONTEXT and self._block is not None:
+            self._block.record_context(tape, rows)
+        elif key.kind == DRAFT and self._block is not None:
+            self._block.record_draft(tape, rows, key.context_class)
         else:
             advance = key.kind == "prefill"
             forward.trunk(
@@ -331,6 +377,7 @@ class NativeBackend:
                 parity=key.parity,
                 advance=advance,
                 tree=key.kind == "tree",
+                tap=(lambda stream: None) if self._block is None else self._block.tap,
                 expected_length=key.context_class,
             )
             first = rows - 1 if advance else 0

@@ -41,18 +41,21 @@ class NativeForward:
         advance: bool,
         expected_length: int,
         tree: bool = False,
+        tap: Callable[[int], Tensor | None] = lambda stream: None,
         after_layer: Callable[[Tape, int, str], None] | None = None,
     ) -> None:
         """Embedding to final norm of `rows` rows, left in arena.hidden.
 
         `parity`: the record set this pass owns; rows pending from the other one are committed first.
         `advance` commits every row at once instead of recording them. `tree`: the rows are nodes with the
-        parents in arena.parents. `after_layer(tape, layer, part)` is
-        called behind each mixer and each MLP, for diagnosis.
+        parents in arena.parents. `tap(i)` is where the residual stream that enters layer i goes instead of
+        arena.residual, to be kept (i = layers: the one that leaves the model). `after_layer(tape, layer,
+        part)` is called behind each mixer and each MLP, for diagnosis without taps.
         """
         arena, config, layers = self.arena, self.config, self.weights.layers
-        embed(tape, table=self.weights.embed, ids=arena.ids, out=arena.residual, rows=rows)
-        self._norm(tape, arena.residual, layers[0].input_norm, arena.normed, rows)
+        stream = _or(tap(0), arena.residual)
+        embed(tape, table=self.weights.embed, ids=arena.ids, out=stream, rows=rows)
+        self._norm(tape, stream, layers[0].input_norm, arena.normed, rows)
         for index, layer in enumerate(layers):
             if isinstance(layer, NativeDelta):
                 self._delta(tape, index, layer, rows, parity=parity, advance=advance, tree=tree)
@@ -67,13 +70,15 @@ class NativeForward:
                     tree=tree,
                     expected_length=expected_length,
                 )
-            self._add_norm(tape, layer.post_norm, arena.normed, rows)
+            self._add_norm(tape, layer.post_norm, arena.normed, rows, residual=stream)
             if after_layer:
                 after_layer(tape, index, "mixer")
             last = index + 1 == config.layers
             norm = self.weights.final_norm if last else layers[index + 1].input_norm
             self._mlp(tape, layer.mlp, rows)
-            self._add_norm(tape, norm, arena.hidden if last else arena.normed, rows)
+            stream = _or(tap(index + 1), arena.residual)
+            normed = arena.hidden if last else arena.normed
+            self._add_norm(tape, norm, normed, rows, total=stream)
             if after_layer:
                 after_layer(tape, index, "MLP")
 
@@ -302,8 +307,17 @@ class NativeForward:
     def _norm(self, tape: Tape, x: Tensor, scale: Tensor, out: Tensor, rows: int) -> None:
         rms_norm(tape, x=x, scale=scale, out=out, eps=self.config.rms_eps, rows=rows)
 
-    def _add_norm(self, tape: Tape, scale: Tensor, out: Tensor, rows: int) -> None:
-        """arena.residual += arena.mixed, and the norm of the sum."""
+    def _add_norm(
+        self,
+        tape: Tape,
+        scale: Tensor,
+        out: Tensor,
+        rows: int,
+        *,
+        residual: Tensor | None = None,
+        total: Tensor | None = None,
+    ) -> None:
+        """total = residual + arena.mixed, and the norm of the sum; both are arena.residual by default."""
         arena = self.arena
         rms_norm(
             tape,
@@ -312,11 +326,15 @@ class NativeForward:
             out=out,
             eps=self.config.rms_eps,
             rows=rows,
-            residual=arena.residual,
-            total=arena.residual,
+            residual=_or(residual, arena.residual),
+            total=_or(total, arena.residual),
             name="add_rms_norm",
         )
 
     def _argmax(self, tape: Tape, ids: Tensor, rows: int) -> None:
         logits = self.arena.logits[:, : self.tokens]
         argmax(tape, logits=logits, ids=ids, rows=rows)
+
+
+def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
+    return other if tensor is None else tensor

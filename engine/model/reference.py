@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from engine.cache.state import KvCache, RecurrentState
 from engine.knobs import KnobSet
-from engine.load.stored import Dense, Fp8Block, Fp8Row, Nvfp4
+from engine.load.drafter import BlockCheckpoint
+from engine.load.stored import Dense
 from engine.load.weights import (
     AttentionLayerWeights,
     GdnLayerWeights,
@@ -36,8 +37,11 @@ from engine.model.backend import (
     accepted_path,
     tree_parents,
 )
+from engine.model.block_forward import BlockRows
+from engine.model.block_reference import ReferenceBlock
 from engine.model.byte_model import ByteModel
 from engine.model.config import ModelConfig
+from engine.model.dense import in_dtype
 from kernels.attention.reference import attention
 from kernels.bf16_linear.reference import linear
 from kernels.causal_conv.reference import causal_conv
@@ -60,9 +64,8 @@ class _Row:
     token: int
     hidden: Tensor  # [1, hidden], after the final norm
     recurrent: dict[int, RecurrentState]  # of every delta layer, after this row
-    kv: tuple[
-        tuple[Tensor, Tensor], ...
-    ]  # its key and value in every attention layer; of a tree only
+    kv: tuple[tuple[Tensor, Tensor], ...]  # of every attention layer; of a tree's row only
+    streams: Tensor  # [1, taps * hidden], those that a block drafter reads
 
 
 class ReferenceBackend:
@@ -86,13 +89,15 @@ class ReferenceBackend:
         self.length = 0
         self._dtype = dtype
         self._bytes = ByteModel.of(config, weights)
-        self._weights = _in_dtype(weights, dtype)
+        self._weights = in_dtype(weights, dtype)
         self._head = self._weights.head_linear.dequantise().float()
         self._kv = {
             layer: KvCache.empty(capacity, config.kv_heads, config.head_dim, dtype)
             for layer in config.attention_layers
         }
         self._mtp_kv = KvCache.empty(capacity, config.kv_heads, config.head_dim, dtype)
+        self.block: BlockCheckpoint | None = None
+        self._block: ReferenceBlock | None = None
         self.reset(speculate=False)
 
     def apply_knobs(self, knobs: KnobSet) -> None:
@@ -111,6 +116,8 @@ class ReferenceBackend:
         self._parents: Sequence[int] | None = None
         self._speculate = speculate and self._weights.mtp is not None
         self._mtp_kv.length = 0
+        if self._block is not None:
+            self._block.reset(active=speculate)
         # Hidden row of the last committed position; its MTP row waits for the token that follows it.
         self._last_hidden: Tensor | None = None
 
@@ -134,9 +141,9 @@ class ReferenceBackend:
             depths.append(depths[parent] + 1 if row else 0)
             before = self._verified[parent].recurrent if row else self._recurrent
             position = self.length + depths[row]
-            hidden, recurrent = self._forward([token], position, before)
+            hidden, recurrent, streams = self._forward([token], position, before)
             kv = () if parents is None else self._kv_at(position)
-            self._verified.append(_Row(token, hidden, recurrent, kv))
+            self._verified.append(_Row(token, hidden, recurrent, kv, streams))
         return self._result([row.hidden for row in self._verified])
 
     @torch.inference_mode()
@@ -152,6 +159,8 @@ class ReferenceBackend:
         self.length += len(kept)
         for row in kept:
             self._remember(row.hidden, [row.token])
+        if self._block is not None:
+            self._block.take(torch.cat([row.streams for row in kept]))
 
     def draft(self, anchor: int, depth: int) -> list[int]:
         return [step.tokens[0] for step in self.draft_steps(anchor, depth, 1)]
@@ -174,6 +183,29 @@ class ReferenceBackend:
             steps.append(DraftStep(tuple(tokens.tolist()), tuple(chances.tolist())))
             token = steps[-1].tokens[0]
         return steps
+
+    def attach_block(self, block: BlockCheckpoint) -> None:
+        self.block = block
+        self._block = ReferenceBlock(
+            block.config,
+            block.weights,
+            embedding=self._weights.embed,
+            head=self._head,
+            tokens=self._tokens,
+            capacity=self.capacity,
+            dtype=self._dtype,
+        )
+
+    def block_room(self) -> int:
+        return 0 if self._block is None else self._block.room()
+
+    def draft_block(self, anchor: int, width: int) -> BlockRows:
+        if self._block is None:
+            raise ValueError("no block drafter is attached")
+        return self._block.draft(anchor, width)
+
+    def block_bytes(self) -> int:
+        return 0 if self._block is None else self._block.draft_bytes()
 
     def round_bytes(self, rows: int, drafted: int) -> int:
         return self._bytes.round_bytes(rows, drafted, self.length)
@@ -230,9 +262,11 @@ class ReferenceBackend:
         """Commit a whole chunk; returns the hidden rows after the final norm."""
         self._check_room(len(ids))
         self._verified = []
-        hidden, self._recurrent = self._forward(ids, self.length, self._recurrent)
+        hidden, self._recurrent, streams = self._forward(ids, self.length, self._recurrent)
         self.length += len(ids)
         self._remember(hidden, ids)
+        if self._block is not None:
+            self._block.take(streams)
         return hidden
 
     def _remember(self, hidden: Tensor, ids: Sequence[int]) -> None:
@@ -256,14 +290,19 @@ class ReferenceBackend:
 
     def _forward(
         self, ids: Sequence[int], start: int, recurrent: dict[int, RecurrentState]
-    ) -> tuple[Tensor, dict[int, RecurrentState]]:
-        """Rows from position `start`: hidden [T, hidden] after the final norm, and the states after them."""
+    ) -> tuple[Tensor, dict[int, RecurrentState], Tensor]:
+        """Rows from position `start`: hidden [T, hidden] after the final norm, and the states after them.
+
+        The third are the residual streams [T, taps * hidden] that a block drafter reads.
+        """
         config, weights = self.config, self._weights
         positions = torch.arange(start, start + len(ids))
         rope = rope_tables(positions, config.rotary_dim, config.rope_theta, self._dtype)
         residual = embed(weights.embed, torch.tensor(ids))
         normed = rms_norm(residual, weights.layers[0].input_norm, config.rms_eps)
         after: dict[int, RecurrentState] = {}
+        wanted = () if self._block is None else self._block.config.streams
+        kept = [residual] if 0 in wanted else []
         for index, layer in enumerate(weights.layers):
             if isinstance(layer, GdnLayerWeights):
                 mixed, after[index] = self._gdn(layer, recurrent[index], normed)
@@ -273,7 +312,9 @@ class ReferenceBackend:
             last = index + 1 == len(weights.layers)
             norm = weights.final_norm if last else weights.layers[index + 1].input_norm
             residual, normed = add_rms_norm(residual, _mlp(layer, normed), norm, config.rms_eps)
-        return normed, after
+            if index + 1 in wanted:
+                kept.append(residual)
+        return normed, after, torch.cat(kept, -1) if kept else residual[:, :0]
 
     def _gdn(
         self, layer: GdnLayerWeights, recurrent: RecurrentState, x: Tensor
@@ -356,20 +397,3 @@ def _apply(weight: Dense, x: Tensor) -> Tensor:
 
 def _mlp(layer: LayerWeights, x: Tensor) -> Tensor:
     return _apply(layer.down, silu_mul(_apply(layer.gate, x), _apply(layer.up, x)))
-
-
-def _in_dtype(record: ModelWeights, dtype: torch.dtype) -> ModelWeights:
-    """The same record with every linear dense and every tensor in dtype; float32 gates stay float32."""
-    changes = {}
-    for field in fields(record):
-        value = getattr(record, field.name)
-        if isinstance(value, tuple):
-            changes[field.name] = tuple(_in_dtype(item, dtype) for item in value)
-        elif isinstance(value, Dense | Nvfp4 | Fp8Block | Fp8Row):
-            changes[field.name] = Dense(value.dequantise().to(dtype))
-        elif isinstance(value, Tensor):
-            keep = field.name in ("a_log", "dt_bias", "gdn_norm")
-            changes[field.name] = value if keep else value.to(dtype)
-        elif value is not None:
-            changes[field.name] = _in_dtype(value, dtype)
-    return replace(record, **changes)

@@ -17,8 +17,9 @@ from engine.load.checkpoint import read_checkpoint
 from engine.load.weights import ModelWeights
 from engine.model.backend import Backend
 from engine.model.config import ModelConfig
+from engine.model.dense import in_dtype
 from engine.model.native import NativeBackend
-from engine.model.reference import ReferenceBackend, _in_dtype
+from engine.model.reference import ReferenceBackend
 from kernels.build import load_library
 from kernels.tape import Pool
 
@@ -92,7 +93,7 @@ def _reference_snapshot(backend: Backend) -> dict[str, Tensor]:
 
 def _native(config: ModelConfig, weights: ModelWeights, capacity: int) -> Backend:
     # Packing frees what it is given, and the kernels read bf16.
-    own = copy.deepcopy(_in_dtype(weights, torch.bfloat16))
+    own = copy.deepcopy(in_dtype(weights, torch.bfloat16))
     knobs = KnobSet.resolve(environ={})
     pool = Pool(load_library(), 1)
     return NativeBackend(config, own, capacity=capacity, knobs=knobs, pool=pool)
