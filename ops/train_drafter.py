@@ -11,6 +11,7 @@ continues from its last checkpoint in DIR; the schedule follows the minutes trai
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import time
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from ops.drafter.acceptance import Answer, tally_rounds
 from ops.drafter.data import Seen, draw_blocks, look, without_prompts
 from ops.drafter.losses import block_losses
 from ops.drafter.network import BlockNetwork
+from ops.drafter.publish import write_drafter
 from ops.drafter.target import Target
 from ops.drafter.tensors import aim_attention, initial_tensors
 from ops.train_demo import rates
@@ -220,6 +222,43 @@ def train(options: argparse.Namespace) -> None:
             return
 
 
+def export(options: argparse.Namespace) -> None:
+    """Writes the drafter's folder from the last checkpoint's averaged weights."""
+    torch.set_num_threads(options.threads)
+    state = torch.load(options.work / CHECKPOINT, weights_only=True)
+    step, _, seconds = state["progress"]
+    layers, intermediate = state["shape"]
+    target = Target.read(options.model)
+    config = drafter_config(target, layers=layers, intermediate=intermediate)
+    answers = read_answers(options.answers) if options.answers else []
+    lines = []
+    for width in WIDTHS if answers else ():
+        tallies = tally_rounds(BlockNetwork(config), state["average"], target, answers, width)
+        parts = ", ".join(f"{t.kind} {t.tokens_per_round:.2f} ({t.answers})" for t in tallies)
+        lines.append(f"Blocks of {width} rows: {parts}.")
+    figures = (
+        "Tokens a round on the demo model's own greedy answers to the prompts in `assets/prompts.txt`, "
+        "with the chain of the greedy walk, by class (answers): " + " ".join(lines)
+        if lines
+        else "Not measured in this run."
+    )
+    training = (
+        f"{step} steps of about {options.rows} rows, {seconds / 60:.0f} minutes on one shared CPU thread, "
+        "on the demo corpus under random rewording and on its generated tasks; only tokens that the demo model "
+        "itself chooses count. The phrasings in `assets/prompts.txt` are left out."
+    )
+    out = options.out or options.work / "demo-drafter"
+    write_drafter(out, config, state["average"], training=training, figures=figures)
+    print(f"wrote {out} from step {step}\n{figures}", flush=True)
+
+
+def read_answers(path: Path) -> list[Answer]:
+    """Answers of a JSON-lines file: {"ids": [..], "start": N, "kind": ".."} a line."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [Answer(tuple(row["ids"]), row["start"], row["kind"]) for row in rows]
+
+
 def training_entries(options: argparse.Namespace) -> list[Entry]:
     """The corpus without the phrasings of the test prompts."""
     entries, _ = read_corpus(options.corpus, options.corpus_seed)
@@ -251,12 +290,16 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--print-every", type=float, default=20.0, help="seconds")
     parser.add_argument("--save-every", type=float, default=180.0, help="seconds")
     parser.add_argument("--probe-every", type=float, default=420.0, help="seconds")
+    parser.add_argument("--export", action="store_true", help="only write the drafter's folder")
+    parser.add_argument("--out", type=Path, help="the folder to write (default: WORK/demo-drafter)")
+    parser.add_argument("--answers", type=Path, help="greedy answers to measure acceptance on")
     return parser
 
 
 def main() -> None:
-    """Parses the command line and trains."""
-    train(arguments().parse_args())
+    """Parses the command line; trains unless told only to export."""
+    options = arguments().parse_args()
+    (export if options.export else train)(options)
 
 
 if __name__ == "__main__":
