@@ -8,10 +8,14 @@ import sys
 import threading
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engine.cli import GATE, OK, add_model_options, knob_changes, print_json
 from engine.errors import UsageError
 from engine.paths import demo_model, prompts_file
+
+if TYPE_CHECKING:
+    from engine.measure.agreement import ConfigurationRow
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -20,13 +24,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", metavar="F", help="a text file with one prompt a line")
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N prompts")
     parser.add_argument("--tokens", type=int, default=128, metavar="N", help="per prompt")
+    parser.add_argument(
+        "--configs", default="", metavar="A,B", help="only these configurations (default: all)"
+    )
 
 
 def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     """Compare and print; exit 3 when the texts differ."""
     from engine.engine import Engine
+    from engine.measure.agree_configurations import configurations_named
     from engine.measure.agreement import agree
 
+    names = [name.strip() for name in arguments.configs.split(",") if name.strip()]
+    configurations = configurations_named(names)
     prompts = _read(Path(arguments.prompts) if arguments.prompts else prompts_file())
     with Engine.open(
         arguments.model or demo_model(),
@@ -41,20 +51,25 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
             engine,
             prompts[: arguments.limit],
             tokens=arguments.tokens,
+            configurations=configurations,
             cancel=cancel,
-            on_prompt=_show if sys.stderr.isatty() else None,
+            on_answer=_show if sys.stderr.isatty() else None,
         )
     if arguments.json:
-        values = asdict(report)
-        values["divergences"] = len(report.differences) - report.near_ties
-        print_json({**values, "near_ties": report.near_ties, "ok": report.ok})
+        figures = {name: getattr(report, name) for name in ("divergences", "near_ties", "ok")}
+        print_json({**asdict(report), **figures})
     else:
         print(
             f"{report.identical} of {report.prompts} answers identical over {report.tokens:,} tokens, "
             f"{report.near_ties} near ties, {report.tokens_per_round:.2f} tokens a round"
         )
+        for row in report.configurations:
+            print(f"  {row.name:12} {row.skipped or _figures(row)}")
         for item in report.differences:
-            print(f"  at token {item.position} ({item.gap_ulp:.2f} bf16 steps): {item.prompt[:70]}")
+            print(
+                f"  {item.configuration}, at token {item.position} ({item.gap_ulp:.2f} bf16 steps): "
+                f"{item.prompt[:70]}"
+            )
     return OK if report.ok else GATE
 
 
@@ -66,5 +81,12 @@ def _read(path: Path) -> list[str]:
     return [line for line in lines if line.strip() and not line.startswith("#")]
 
 
+def _figures(row: ConfigurationRow) -> str:
+    return (
+        f"{row.identical} of {row.prompts} identical, {row.accepted_tokens:,} of "
+        f"{row.drafted_tokens:,} drafted tokens accepted, {row.tokens_per_round:.2f} a round"
+    )
+
+
 def _show(done: int, total: int) -> None:
-    print(f"{done} of {total} prompts", end="\n" if done == total else "\r", file=sys.stderr)
+    print(f"{done} of {total} answers", end="\n" if done == total else "\r", file=sys.stderr)

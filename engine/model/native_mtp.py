@@ -65,7 +65,7 @@ class NativeMtp:
         if path[-1] == len(path) - 1:
             self._waiting_rows[at : at + len(path)] = self._hidden_rows[: len(path)]
         else:
-            self._waiting_rows[at : at + len(path)] = self._hidden_rows[path]
+            self._waiting_rows[at : at + len(path)] = self._hidden_rows[list(path)]
         queue.add(ids)
 
     def draft(self, run: RunPass, anchor: int, depth: int, width: int) -> list[DraftStep]:

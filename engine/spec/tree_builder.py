@@ -18,6 +18,10 @@ class TreeBuilder:
     def __len__(self) -> int:
         return len(self._tokens)
 
+    def score(self, node: int) -> float:
+        """The score of a node, by the number that `add` gave it."""
+        return self._scores[node]
+
     def add(self, parent: int, token: int, score: float, source: str) -> int:
         """The number of the child of `parent` with this token, to add to; 0 is the anchor.
 

@@ -121,11 +121,18 @@ def test_agree_holds_on_a_random_model_and_counts(
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("# a comment\nthe pace\n\nthe engine reads\n", "utf-8")
     code, values = run_json(
-        capsys, "agree", "--model", model, "--prompts", str(prompts), "--tokens", "24"
+        capsys, "agree", "--model", model, "--prompts", str(prompts), "--tokens", "14"
     )
     assert code == OK
     assert (values["prompts"], values["identical"], values["divergences"]) == (2, 2, 0)
     assert values["ok"] is True
+    rows = {row["name"]: row for row in values["configurations"]}
+    ran = {name for name, row in rows.items() if not row["skipped"]}
+    assert {"served", "mtp-4", "mtp-tree", "wrong", "trees", "reject", "commit-pass"} <= ran
+    assert rows["wrong"]["accepted_tokens"] == 0
+    assert rows["wrong"]["tokens_per_round"] == 1.0
+    assert 0 < rows["half-right"]["accepted_tokens"] < rows["half-right"]["drafted_tokens"]
+    assert rows["trees"]["accepted_tokens"] > 0
 
 
 def test_agree_exits_with_3_when_drafts_change_the_text(
@@ -137,14 +144,28 @@ def test_agree_exits_with_3_when_drafts_change_the_text(
 
     honest = NativeBackend.verify
 
-    def dishonest(self: NativeBackend, ids: list[int]) -> Verified:
-        verified = honest(self, ids)
+    def dishonest(
+        self: NativeBackend, ids: list[int], parents: list[int] | None = None
+    ) -> Verified:
+        verified = honest(self, ids, parents)
         return Verified([*ids[1:], verified.best[-1]], verified.logits)
 
     monkeypatch.setattr(NativeBackend, "verify", dishonest)
-    code, values = run_json(capsys, "agree", "--model", model, "--limit", "2", "--tokens", "16")
+    code, values = run_json(
+        capsys,
+        "agree",
+        "--model",
+        model,
+        "--limit",
+        "2",
+        "--tokens",
+        "16",
+        "--configs",
+        "wrong,served",
+    )
     assert code == GATE
     assert values["divergences"] == 2
+    assert [row["divergences"] for row in values["configurations"]] == [2, 2]
 
 
 def test_knobs_lists_every_switch_with_its_source(capsys: pytest.CaptureFixture[str]) -> None:

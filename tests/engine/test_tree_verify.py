@@ -80,7 +80,7 @@ def test_a_committed_path_leaves_the_state_of_decoding_it(
         verified = tree.verify(rows.ids, rows.parents)
         path = rows.path(chance.randrange(nodes))
         logits = torch.from_numpy(verified.logits[path].copy())
-        tree.commit(path)
+        tree.commit(chance.choice((list, tuple))(path))
         assert torch.equal(logits, decode(plain, [rows.ids[node] for node in path]))
         if chance.random() < 0.3:
             assert_same(backend_factory, tree, plain)
