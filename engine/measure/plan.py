@@ -4,8 +4,8 @@
 Counted are the bytes from memory (every weight once, the recurrent state read and written once, the KV of the
 context read once), the matrix instructions m16n8k16 of the skinny products and the head, and the instructions
 that decode their weights. Left out: activations (the L2 cache holds them), moves and addresses, launches, the
-drafter, attention's and the delta rule's arithmetic. The longest of the three times is the prediction, as if the
-other two hid behind it.
+drafter, attention's and the delta rule's arithmetic. The longest of the three times is the prediction, as if
+the other two hid behind it.
 """
 
 from __future__ import annotations
