@@ -155,6 +155,7 @@ def _native(
         notices = attach(backend)
         stage("timing a round")
         count = threads or choose_threads(backend, library)
+        torch.set_num_threads(count)  # of the steps that a switch hands to PyTorch
         backend.record_rounds(knobs.number("MTP_DEPTH"), 1 + knobs.number("MTP_TREE"))
         roof = roof_of_rounds(backend.pool, backend.round_bytes(1, 0))
         undo.pop_all()

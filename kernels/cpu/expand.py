@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.product import TILE_ROWS, PackedLinear
-from kernels.e2m1.reference import decode
+from kernels.e2m1.reference import decode, unpack
 
 _FP8_BLOCK = 128
 
@@ -49,10 +49,10 @@ def _nvfp4(packed: PackedLinear, tiles: Tensor) -> Tensor:
     raw = _tiles(packed.weight, tiles, groups, TILE_ROWS * 8)
     # [tile, group, half, output, byte] -> [tile, output, group, half, byte]
     lanes = raw.view(-1, groups, 2, TILE_ROWS, 4).permute(0, 3, 1, 2, 4)
-    first, second = lanes & 15, lanes >> 4
-    even = torch.stack([first[..., 0], second[..., 0], first[..., 1], second[..., 1]], -1)
-    odd = torch.stack([first[..., 2], second[..., 2], first[..., 3], second[..., 3]], -1)
-    values = decode(torch.stack([even, odd], -1)).reshape(-1, groups, 16)
+    # A byte holds two values; bytes 0 and 1 of a half are its even inputs, 2 and 3 the odd ones.
+    pairs = decode(unpack(torch.arange(256, dtype=torch.uint8).view(-1, 1)))
+    values = pairs.index_select(0, lanes.reshape(-1).int()).view(-1, groups, 2, 2, 4)
+    values = values.transpose(-1, -2).reshape(-1, groups, 16)
     assert packed.scale is not None
     codes = _tiles(packed.scale, tiles, groups, TILE_ROWS).transpose(1, 2).reshape(-1, groups, 1)
     mantissa, exponent = (codes & 7).float() + 8.0, (codes >> 3).int() - 13
