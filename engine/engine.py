@@ -32,9 +32,11 @@ from engine.model.choose import open_backend
 from engine.model.engaged import Engaged
 from engine.model.threads import MOST_THREADS
 from engine.paths import profile_path
+from engine.prompt_room import fitted
 from engine.spec.decode import DecodeLoop, Round
 from engine.spec.drafter import Drafter
 from engine.spec.drafters import Drafters
+from engine.spec.lookup_memory import Memory, open_memory
 from engine.spec.sampling import Sampling
 
 PREFILL_CHUNK = 256
@@ -47,7 +49,14 @@ class Engine:
     Made by `Engine.open`; a context manager.
     """
 
-    def __init__(self, checkpoint: Checkpoint, backend: Backend, knobs: KnobSet, card: ModelCard):
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        backend: Backend,
+        knobs: KnobSet,
+        card: ModelCard,
+        memory: Memory,
+    ) -> None:
         self._checkpoint = checkpoint
         self._backend = backend
         self._knobs = knobs
@@ -57,7 +66,8 @@ class Engine:
         self._round_sum = (0, 0.0)
         self._round_sum_lock = threading.Lock()
         self._engaged = Engaged()
-        self._drafters = Drafters(backend)
+        self._memory = memory
+        self._drafters = Drafters(backend, memory)
         self.card = card
         self._describe: Callable[[KnobSet], ModelCard] = lambda knobs: card
 
@@ -71,14 +81,18 @@ class Engine:
         threads: int | None = None,
         compute: str | None = None,
         context_tokens: int | None = None,
+        remember: bool = False,
         on_progress: Callable[[LoadProgress], None] | None = None,
+        on_trouble: Callable[[str], None] | None = None,
         cancel: threading.Event | None = None,
     ) -> Engine:
         """Load the model folder `path` and make it ready to generate.
 
         `profile` is serve, an env file, or None for defaults. `compute="float32"` runs the
-        reference operations in float32, for comparison with an oracle. Raises RondoError of some kind with
-        the cause; nothing stays allocated then.
+        reference operations in float32, for comparison with an oracle. `remember` opens the suffix store that
+        QWEN38_SUFFIX_STORE names; whoever measures leaves it closed. `on_trouble(sentence)` hears, perhaps
+        from another thread, what goes wrong with its files. Raises RondoError of some kind with the cause;
+        nothing stays allocated then.
         """
         begun = time.perf_counter()
         if not isinstance(knobs, KnobSet):
@@ -103,6 +117,13 @@ class Engine:
             keep_float32=compute == "float32",
             context_tokens=wanted_tokens,
         )
+        memory = open_memory(
+            knobs,
+            model=checkpoint.path,
+            vocab_size=checkpoint.tokenizer.vocab_size,
+            remember=remember,
+            on_trouble=on_trouble,
+        )
         opened = open_backend(
             checkpoint,
             capacity=min(wanted_tokens, checkpoint.config.context_tokens),
@@ -114,7 +135,7 @@ class Engine:
             cancel=cancel,
         )
         card = opened.card(checkpoint, knobs=knobs, load_s=time.perf_counter() - begun)
-        engine = Engine(checkpoint, opened.backend, knobs, card)
+        engine = Engine(checkpoint, opened.backend, knobs, card, memory)
         idle = idle_notices(knobs, backend=card.backend, offers=engine.offers)
         engine.card = replace(card, notices=(*card.notices, *idle))
         engine._describe = lambda now: opened.card(checkpoint, knobs=now, load_s=card.load_s)
@@ -142,7 +163,7 @@ class Engine:
 
     def engaged(self) -> dict[str, int]:
         """How often each path was taken since the load, by the name that a switch's `engaged` says."""
-        return {**self._backend.engaged(), **self._engaged.counts()}
+        return {**self._backend.engaged(), **self._engaged.counts(), **self._memory.counts}
 
     def knob_rows(self) -> tuple[KnobRow, ...]:
         """Every switch as it stands here."""
@@ -224,6 +245,7 @@ class Engine:
         cancel: threading.Event | None = None,
         follow: Sequence[int] | None = None,
         drafter: Drafter | None = None,
+        remember: bool = False,
     ) -> Generation:
         """Answer one request; blocks until it is done.
 
@@ -231,7 +253,8 @@ class Engine:
         `on_round(round, round_ms, context_tokens)` every round. A set `cancel` ends it within one chunk
         or one round; what was written is returned with finish_reason "cancelled". `follow` holds the tokens of
         the answer where it is given beforehand, at least max_tokens of them: rounds then time this text.
-        `drafter` drafts in place of the one that the switches ask for.
+        `drafter` drafts in place of the one that the switches ask for. `remember` lets the request use the
+        suffix store, if one was opened: it is searched, and the finished answer is added to it.
         """
         begun = time.perf_counter()
         cancel = cancel or threading.Event()
@@ -246,7 +269,9 @@ class Engine:
         seed = secrets.randbits(63) if request.seed is None else request.seed
         sampling = Sampling(request.temperature, request.top_p, request.top_k, request.min_p, seed)
         ids, thinking = self.prompt_ids(request)
-        ids, dropped = self._fitted(ids, request.truncate, request.max_tokens)
+        ids, dropped = fitted(
+            ids, self._backend.capacity, truncate=request.truncate, max_tokens=request.max_tokens
+        )
         stream = AnswerStream(self._checkpoint, request.stop, thinking, on_text)
         stop_ids = frozenset() if request.ignore_stop_tokens else self._stop_ids
         loop = DecodeLoop(
@@ -257,6 +282,7 @@ class Engine:
             follow=follow,
         )
         tally = AnswerTally()
+        self._memory.begin(remember=remember)
         try:
             self._prefill(ids, loop, on_prompt, cancel)
             first_token_s = time.perf_counter()
@@ -266,6 +292,8 @@ class Engine:
             finish = "cancelled"
         finished = time.perf_counter()
         stream.finish()
+        if finish != "cancelled":
+            self._memory.finish(ids, stream.ids)
         return tally.generation(
             stream,
             prompt_tokens=len(ids),
@@ -344,27 +372,6 @@ class Engine:
             if stopped:
                 return "stop"
         return "length"
-
-    def _fitted(self, ids: list[int], truncate: bool, max_tokens: int) -> tuple[list[int], int]:
-        """The prompt as it fits, and how many tokens were dropped.
-
-        A prompt is refused where it leaves no room for one new token. A cut one leaves room for the answer
-        that was asked for, as far as that takes no more than half of the context.
-        """
-        capacity = self._backend.capacity
-        room = capacity - 1
-        if len(ids) <= room:
-            return ids, 0
-        if truncate:
-            room = capacity - min(max_tokens, capacity // 2)
-        else:
-            raise PromptError(
-                f"The prompt has {len(ids):,} tokens; the context holds {capacity:,} "
-                "with at least one for the answer.",
-                kept="Nothing was changed.",
-                next_step=f"Shorten it by {len(ids) - room:,} tokens, or ask for it to be cut.",
-            )
-        return ids[-room:], len(ids) - room
 
     def _checked_ids(self, token_ids: Sequence[int]) -> list[int]:
         ids = [int(token) for token in token_ids]

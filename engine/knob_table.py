@@ -22,7 +22,6 @@ GROUPS = {
     "runtime": "Run time",
 }
 _NO_BLOCK_DRAFTER = "the block drafter is not part of this version"
-_NO_LOOKUP = "the lookup drafter is not part of this version"
 _NO_ROUTER = "the per-round router is not part of this version"
 _CPU = ("native", "reference")
 
@@ -70,31 +69,32 @@ _ROUND: tuple[Knob, ...] = (
         "LOOKUP", "bool", "0",
         "Draft what followed the same last tokens earlier in the text, in the corpus or in the suffix store.",
         "proposes-only", "live", "tokens drafted by lookup", "drafters",
-        backends=(), why=_NO_LOOKUP,
+        backends=_CPU,
     ),
     Knob(
         "CORPUS", "path", "",
-        "A folder of text files that the lookup drafter searches besides the conversation.",
+        "A folder made by `rondo corpus build` that the lookup drafter searches besides the conversation.",
         "proposes-only", "reload", "tokens drafted from the corpus", "drafters",
-        backends=(), why=_NO_LOOKUP,
+        backends=_CPU,
     ),
     Knob(
         "SUFFIX_STORE", "text", "",
-        "The file in which lookup keeps what it saw between runs; PATH:ro only reads it; empty keeps nothing.",
+        "The folder in which lookup keeps finished answers between runs; PATH:ro only reads it; empty keeps "
+        "nothing.",
         "proposes-only", "reload", "tokens drafted from the store", "drafters",
-        backends=(), why=_NO_LOOKUP,
+        backends=_CPU,
     ),
     Knob(
         "DEEP", "int", "32",
         "How many rows a deep lookup chain may take once a copy runs on; 0 draws none.",
         "proposes-only", "live", "deep lookup rounds", "drafters", 0, 32,
-        backends=(), why=_NO_LOOKUP,
+        backends=_CPU,
     ),
     Knob(
         "DEEP_AFTER", "int", "2",
-        "After how many fully accepted lookup rounds in a row the chain goes deep.",
+        "After how many wide, fully accepted rounds in a row the lookup chain goes deep.",
         "proposes-only", "live", "deep lookup rounds", "drafters", 0, 99,
-        backends=(), why=_NO_LOOKUP,
+        backends=_CPU,
     ),
     Knob(
         "DFLASH2", "path", "",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import time
 import traceback
@@ -266,7 +267,9 @@ class ThreadedEngine(RunnerCompares):
                 path,
                 knobs={**self._knobs, **(knobs or {})},
                 threads=threads or self._threads,
+                remember=True,
                 on_progress=on_progress,
+                on_trouble=lambda trouble: print(f"rondo: {trouble}", file=sys.stderr),
                 cancel=cancel,
             )
         except Exception as error:
@@ -301,6 +304,7 @@ class ThreadedEngine(RunnerCompares):
                 on_text=lambda text: self._on_text(parts, text),
                 on_round=self._on_round,
                 cancel=cancel,
+                remember=True,
             )
         except Exception as error:
             report = ErrorReport.of(error, traceback.format_exc())

@@ -45,13 +45,15 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
         device=arguments.device,
         threads=arguments.threads,
         context_tokens=arguments.context,
+        remember=True,
+        on_trouble=lambda trouble: print(f"note: {trouble}", file=sys.stderr),
         on_progress=None if arguments.json else _show_progress,
         cancel=cancel,
     ) as engine:
         for notice in engine.card.notices:
             print(f"note: {notice}", file=sys.stderr)
         show = None if arguments.json else _write
-        generation = engine.generate(request, on_text=show, cancel=cancel)
+        generation = engine.generate(request, on_text=show, cancel=cancel, remember=True)
         device = engine.card.device
     if arguments.json:
         values = dataclasses.asdict(generation)

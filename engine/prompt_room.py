@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Making a prompt fit the context."""
+
+from __future__ import annotations
+
+from engine.errors import PromptError
+
+
+def fitted(
+    ids: list[int], capacity: int, *, truncate: bool, max_tokens: int
+) -> tuple[list[int], int]:
+    """The prompt as it fits a context of `capacity` positions, and how many tokens were dropped.
+
+    A prompt is refused where it leaves no room for one new token. A cut one leaves room for the answer that was
+    asked for, as far as that takes no more than half of the context. Raises PromptError.
+    """
+    room = capacity - 1
+    if len(ids) <= room:
+        return ids, 0
+    if not truncate:
+        raise PromptError(
+            f"The prompt has {len(ids):,} tokens; the context holds {capacity:,} "
+            "with at least one for the answer.",
+            kept="Nothing was changed.",
+            next_step=f"Shorten it by {len(ids) - room:,} tokens, or ask for it to be cut.",
+        )
+    room = capacity - min(max_tokens, capacity // 2)
+    return ids[-room:], len(ids) - room

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Which drafter the switches ask for. Another drafter, or a router over several, is added here."""
+
+from __future__ import annotations
+
+from engine.knobs import KnobSet
+from engine.model.backend import Backend
+from engine.spec.block import WIDE, BlockDrafter
+from engine.spec.drafter import Drafter
+from engine.spec.lookup import LookupDrafter, LookupOptions
+from engine.spec.lookup_first import LookupFirst
+from engine.spec.lookup_memory import Memory
+from engine.spec.mtp import MtpChain, MtpTree
+
+# The switches that shape a drafter: while none of them changes, a drafter that was made can be kept.
+SWITCHES = (
+    "MTP_DEPTH", "MTP_TREE", "LOOKUP", "DEEP", "DEEP_AFTER", "DFLASH2", "DF2_TEMP", "DF2_TREE_MODE",
+)  # fmt: skip
+
+
+def choose_drafter(knobs: KnobSet, backend: Backend, memory: Memory) -> Drafter | None:
+    """A new drafter over `backend`; None where every source is switched off or missing."""
+    block, head = block_drafter(knobs, backend, memory), _mtp(knobs, backend)
+    # A block drafter that was asked for comes first; one that merely lies beside the model does not.
+    if block is not None and (head is None or knobs.raw("DFLASH2")[0].strip()):
+        head = block
+    lookup = _lookup(knobs, memory)
+    if head is not None and lookup is not None:
+        return LookupFirst(lookup, head)
+    return lookup or head
+
+
+def block_drafter(
+    knobs: KnobSet, backend: Backend, memory: Memory, *, width: int = WIDE
+) -> BlockDrafter | None:
+    """The block drafter over blocks of `width` rows, or None where none is attached."""
+    if backend.block is None:
+        return None
+    return BlockDrafter(
+        backend,
+        width=width,
+        temperature=knobs.decimal("DF2_TEMP"),
+        mode=knobs.choice("DF2_TREE_MODE"),
+        counts=memory.counts,
+    )
+
+
+def _mtp(knobs: KnobSet, backend: Backend) -> Drafter | None:
+    depth, width = knobs.number("MTP_DEPTH"), knobs.number("MTP_TREE")
+    if not depth or not backend.config.mtp_layers:
+        return None
+    return MtpTree(backend, depth, width) if width else MtpChain(backend, depth)
+
+
+def _lookup(knobs: KnobSet, memory: Memory) -> LookupDrafter | None:
+    if not knobs.flag("LOOKUP"):
+        return None
+    options = LookupOptions(deep=knobs.number("DEEP"), deep_after=knobs.number("DEEP_AFTER"))
+    return LookupDrafter(options, stores=memory.stores, rate=memory.rate, counts=memory.counts)

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Which drafter the switches get, what stays between requests, and what a measurement leaves out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from engine.errors import UsageError
+from engine.knobs import KnobSet
+from engine.spec.choose_drafter import SWITCHES, choose_drafter
+from engine.spec.corpus import CorpusError, build_corpus, tokenizer_sha256
+from engine.spec.drafter import Drafter, RoundOutcome
+from engine.spec.lookup import LookupDrafter
+from engine.spec.lookup_first import LookupFirst
+from engine.spec.lookup_memory import Memory, open_memory, parse_store
+from engine.spec.mtp import MtpChain, MtpTree
+
+
+def knobs(**values: str) -> KnobSet:
+    changes = {f"QWEN38_{name}": value for name, value in values.items()}
+    return KnobSet.resolve(environ={}, changes=changes)
+
+
+def choose(memory: Memory | None = None, *, mtp_layers: int = 1, **values: str) -> Drafter | None:
+    backend = SimpleNamespace(config=SimpleNamespace(mtp_layers=mtp_layers))
+    return choose_drafter(knobs(**values), backend, memory or Memory())  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def remembered(model: Path, *, remember: bool = True, **values: str) -> Memory:
+    return open_memory(knobs(**values), model=model, vocab_size=100, remember=remember)
+
+
+@pytest.mark.parametrize(
+    ("values", "mtp_layers", "kind"),
+    [
+        ({"MTP_DEPTH": "3"}, 1, MtpChain),
+        ({"MTP_DEPTH": "3", "MTP_TREE": "2"}, 1, MtpTree),
+        ({"MTP_DEPTH": "0"}, 1, type(None)),
+        ({"MTP_DEPTH": "3"}, 0, type(None)),
+        ({"MTP_DEPTH": "0", "LOOKUP": "1"}, 1, LookupDrafter),
+        ({"MTP_DEPTH": "3", "LOOKUP": "1"}, 0, LookupDrafter),
+        ({"MTP_DEPTH": "3", "LOOKUP": "1"}, 1, LookupFirst),
+    ],
+)
+def test_the_switches_name_the_drafter(values: dict[str, str], mtp_layers: int, kind: type) -> None:
+    assert type(choose(mtp_layers=mtp_layers, **values)) is kind
+
+
+def test_the_deep_chain_is_as_the_switches_say() -> None:
+    drafter = choose(MTP_DEPTH="0", LOOKUP="1")
+    assert isinstance(drafter, LookupDrafter)
+    assert (drafter.options.deep, drafter.options.deep_after) == (32, 2)
+    drafter = choose(MTP_DEPTH="0", LOOKUP="1", DEEP="24", DEEP_AFTER="1")
+    assert isinstance(drafter, LookupDrafter)
+    assert (drafter.options.deep, drafter.options.deep_after) == (24, 1)
+
+
+def test_every_switch_that_shapes_a_drafter_is_named() -> None:
+    asked: set[str] = set()
+
+    class Asked(KnobSet):
+        def raw(self, name: str) -> tuple[str, str]:
+            raise AssertionError(name)
+
+        def flag(self, name: str) -> bool:
+            asked.add(name)
+            return True
+
+        def number(self, name: str) -> int:
+            asked.add(name)
+            return 3
+
+    backend = SimpleNamespace(config=SimpleNamespace(mtp_layers=1))
+    choose_drafter(Asked({}), backend, Memory())  # type: ignore[arg-type]
+    assert asked == set(SWITCHES)
+
+
+def test_deep_rounds_and_tokens_are_counted_over_all_drafters() -> None:
+    memory = Memory()
+    for _ in range(2):
+        drafter = choose(memory, MTP_DEPTH="0", LOOKUP="1", DEEP_AFTER="0")
+        assert drafter is not None
+        drafter.begin([*range(60), *range(8)])
+        tree = drafter.propose(8, 31)
+        assert tree is not None
+        drafter.settle(RoundOutcome(tree.truncate(11), (0,), (77,), 0.0, 0.0))
+    assert memory.counts == {"tokens drafted by lookup": 20, "deep lookup rounds": 2}
+
+
+def test_a_corpus_and_a_store_vote_and_are_counted_by_name(model: Path, tmp_path: Path) -> None:
+    gram = list(range(10, 18))
+    sha = tokenizer_sha256(model)
+    build_corpus(tmp_path / "corpus", [[*gram, 20, 21]], tokenizer_sha256=sha)
+    store = str(tmp_path / "store")
+    names = {"CORPUS": str(tmp_path / "corpus"), "SUFFIX_STORE": store}
+    remembered(model, **names).finish([1], [*gram, 30])
+    memory = remembered(model, **{**names, "SUFFIX_STORE": store + ":ro"})  # sorted when opened
+    assert memory.suffix_store is not None
+    memory.suffix_store.wait()
+    drafter = choose(memory, MTP_DEPTH="0", LOOKUP="1")
+    assert drafter is not None
+    drafter.begin(gram[:-1])
+    tree = drafter.propose(gram[-1], 15)
+    assert tree is not None
+    assert sorted(tree.tokens[1:]) == [20, 21, 30]
+    drafter.settle(RoundOutcome(tree, (0,), (5,), 0.0, 0.0))
+    assert memory.counts == {
+        "tokens drafted by lookup": 3,
+        "tokens drafted from the corpus": 3,
+        "tokens drafted from the store": 3,
+    }
+    memory.finish([1], [7, 8, 9])
+    assert (tmp_path / "store" / "tokens.bin").stat().st_size == 4 * 10
+
+
+def test_measurements_leave_the_store_out(model: Path, tmp_path: Path) -> None:
+    memory = remembered(model, remember=False, SUFFIX_STORE=str(tmp_path / "store"))
+    assert memory.suffix_store is None
+    assert memory.stores == {}
+    memory.finish([1], [2, 3])
+    assert not (tmp_path / "store").exists()
+
+
+def test_without_names_nothing_is_read(tmp_path: Path) -> None:
+    memory = remembered(tmp_path / "no model")
+    assert (memory.stores, memory.suffix_store) == ({}, None)
+    assert memory.rate.rho("local", 8, 0) is None
+
+
+def test_what_cannot_be_used_is_an_error(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="holds no corpus"):
+        remembered(model, CORPUS=str(tmp_path / "none"))
+    with pytest.raises(CorpusError, match="missing"):
+        remembered(model, SUFFIX_STORE=f"{tmp_path / 'none'}:ro")
+    with pytest.raises(UsageError, match="names no folder"):
+        remembered(model, SUFFIX_STORE=":ro")
+    with pytest.raises(UsageError, match=r"rho\.json"):
+        remembered(model, STAIR_RHO=str(tmp_path / "rho.json"))
+
+
+def test_a_prior_scores_from_the_first_round_on(model: Path, tmp_path: Path) -> None:
+    prior = tmp_path / "rho.json"
+    prior.write_text(json.dumps({"local|8|0": [80, 20]}))
+    memory = remembered(model, STAIR_RHO=str(prior))
+    drafter = choose(memory, MTP_DEPTH="0", LOOKUP="1")
+    assert drafter is not None
+    drafter.begin([*range(20), *range(7)])
+    tree = drafter.propose(7, 2)
+    assert tree is not None
+    assert tree.scores == pytest.approx((1.0, 0.8, 0.64), rel=1e-12)
+
+
+def test_the_store_s_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert parse_store("") is None
+    assert parse_store("/a/b") == (Path("/a/b"), False)
+    assert parse_store("~/b:ro") == (Path("/home/someone/b"), True)
