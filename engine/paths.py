@@ -27,6 +27,11 @@ def workloads_file() -> Path:
     return _ROOT / "assets" / "workloads.txt"
 
 
+def policies_file() -> Path:
+    """The prompts that drafting policies are compared on, several of each class."""
+    return _ROOT / "assets" / "policies.txt"
+
+
 def corpus_files() -> list[Path]:
     """The texts the demo model was trained on."""
     return sorted((_ROOT / "assets" / "demo-corpus").glob("*.txt"))

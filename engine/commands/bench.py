@@ -34,7 +34,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--shape", default="demo", metavar="NAME[:LAYERS]", help=", ".join(shape_names())
     )
     parser.add_argument("--vocab", type=int, metavar="N", help="rows of the vocabulary")
-    parser.add_argument("--suite", default=",".join(SUITES), metavar="LIST", help=", ".join(SUITES))
+    parser.add_argument(
+        "--suite",
+        default=",".join(SUITES),
+        metavar="LIST",
+        help=", ".join(SUITES) + "; or alone: policies (drafting policies against the router)",
+    )
     parser.add_argument("--rows", metavar="LIST", help="verify rows (default: 1,2,4,8,16,32)")
     parser.add_argument("--prefill", default="256,1024", metavar="LIST", help="prompt tokens")
     parser.add_argument("--threads", type=int, metavar="N", help="default: every core")
@@ -78,15 +83,29 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="measure verify prices, chain and tree, and keep them for the router (--suite verify)",
     )
-    parser.add_argument("--model", metavar="DIR", help="prices of this model, not of a shape")
+    parser.add_argument(
+        "--model", metavar="DIR", help="prices, or policies, of this model and not of a shape"
+    )
     parser.add_argument(
         "--contexts", default="1024,4096", metavar="LIST", help="context classes of the prices"
     )
     parser.add_argument("--out", metavar="FILE", help="write the prices to FILE instead")
+    parser.add_argument(
+        "--accept",
+        metavar="LIST",
+        help="policies on --shape: each drafted token is right with this probability, as in 0.5,0.8",
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=96, metavar="N", help="policies: most tokens of an answer"
+    )
 
 
 def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     """Measure, print, then write the files that were asked for."""
+    if arguments.suite == "policies":
+        from engine.commands.bench_policies import run_policy_suite
+
+        return run_policy_suite(arguments, cancel)
     if arguments.write_tables:
         from engine.commands.bench_prices import run_prices
 

@@ -109,19 +109,46 @@ def measure_prices(
     cases = [(CHAIN, rows) for rows in request.rows]
     cases += [(TREE, rows) for rows in request.rows if rows >= _LEAST_TREE]
     cases.sort(key=lambda case: case[1])
-    classes = {}
-    for tokens in contexts:
-        rounds = _Rounds(backend, tokens, request.seed)
-        samples: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
-        for turn in range(request.turns):
-            on_progress(f"context {tokens}, turn {turn + 1} of {request.turns}")
-            for case in cases:
-                if cancel is not None and cancel.is_set():
-                    raise Cancelled("The measurement was cancelled.", kept="No table was written.")
-                samples[case] += rounds.burst(*case)
-        classes[tokens] = _table({case: statistics.median(ms) for case, ms in samples.items()})
+    return {
+        tokens: _table(
+            measure_rounds(
+                backend,
+                cases,
+                tokens,
+                turns=request.turns,
+                seed=request.seed,
+                on_progress=on_progress,
+                cancel=cancel,
+            )
+        )
+        for tokens in contexts
+    }
+
+
+def measure_rounds(
+    backend: Backend,
+    cases: Sequence[tuple[str, int]],
+    context_tokens: int,
+    *,
+    turns: int,
+    seed: int = 0,
+    on_progress: Callable[[str], None] = lambda line: None,
+    cancel: threading.Event | None = None,
+) -> dict[tuple[str, int], float]:
+    """Median milliseconds of a round of each (kind, rows) around a context, the cases in turn.
+
+    The sequence is empty afterwards. Raises Cancelled when `cancel` is set; looked at between turns of a case.
+    """
+    rounds = _Rounds(backend, context_tokens, seed)
+    samples: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
+    for turn in range(turns):
+        on_progress(f"context {context_tokens}, turn {turn + 1} of {turns}")
+        for case in cases:
+            if cancel is not None and cancel.is_set():
+                raise Cancelled("The measurement was cancelled.", kept="No table was written.")
+            samples[case] += rounds.burst(*case)
     backend.reset(speculate=False)
-    return classes
+    return {case: statistics.median(ms) for case, ms in samples.items()}
 
 
 def quick_prices(backend: Backend) -> QuickPrices | None:
@@ -206,7 +233,7 @@ class _Rounds:
     def __init__(self, backend: Backend, context_tokens: int, seed: int) -> None:
         self._backend = backend
         span = _span(context_tokens)
-        self._start = context_tokens - span // 2
+        self._start = max(1, context_tokens - span // 2)
         self._end = min(context_tokens + span // 2, backend.capacity - VERIFY_ROWS)
         self._random = random.Random(seed)
         self._known: set[tuple[str, int]] = set()

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from engine.spec.drafter import RoundOutcome
 from engine.spec.prices import CHAIN, TREE, Curve
 from engine.spec.staircut_cut import Cut, Terms, best_cut, chances_of, likeliest_line
+from engine.spec.staircut_doze import Doze
 from engine.spec.staircut_heads import Head, Plan
 from engine.spec.staircut_lookup import LookupArm
 from engine.spec.staircut_merge import best_value, joint_chances, shared_line
@@ -29,8 +30,11 @@ from engine.spec.tree import MAX_NODES, DraftTree
 from engine.spec.tree_builder import merge
 
 PLAIN, LOOKUP = "plain", "lookup"
+PROBE = "probe"
+DOZING = "dozing: nothing paid lately"
 _REST_SHARE = 0.1
 _REST_FARTHEST = 3.0
+_REST_WARM = 3  # the least of so many samples comes first
 _MERGE_GAIN = 1.02  # what a merged tree must promise before it is built
 
 
@@ -49,7 +53,7 @@ class RouteChoice:
     candidate: plain, lookup, the head's name, its line ("mtp line") or a merge ("mtp+lookup"). nodes: drafted
     rows of the verify pass. expected_tokens, tokens_per_ms: what the round is expected to add, and at which
     rate over the whole of it. alternatives: the others, (candidate, nodes, tokens_per_ms) at their own best
-    size. skipped: why no head drafted, empty where one did.
+    size. skipped: why no head drafted, empty where one did. probe: one drafted only to learn how it stands.
     """
 
     candidate: str
@@ -59,6 +63,7 @@ class RouteChoice:
     alternatives: tuple[tuple[str, int, float], ...]
     price_source: str
     skipped: str = ""
+    probe: bool = False
 
 
 class StairCut:
@@ -102,8 +107,10 @@ class StairCut:
         self._named_ms = 0.0  # its draft and verify
         self._head_ms = 0.0
         self._look_factor = 1.0
+        self._own_ms = 0.0  # what a round of the router's own takes, heads left out
+        self._doze = Doze()
         self.read_bytes = 0  # of the last proposal
-        self.choice = RouteChoice(PLAIN, 0, 1.0, 0.0, (), prices.source)
+        self.choice = self._dozing = RouteChoice(PLAIN, 0, 1.0, 0.0, (), prices.source)
 
     @property
     def learning(self) -> bool:
@@ -123,6 +130,7 @@ class StairCut:
         """A new text of these committed tokens."""
         self._context = len(prompt)
         self._began_s = None
+        self._doze.begin()
         if self._lookup:
             self._lookup.begin(prompt)
         for head in self._heads:
@@ -130,12 +138,18 @@ class StairCut:
 
     def propose(self, anchor: int, limit: int) -> DraftTree | None:
         """The best cut of the best candidate, or None for a plain round."""
+        self.read_bytes = 0
+        if self._doze.start(anchor):
+            self.choice = self._dozing
+            return None
         now_s = self._clock()
-        if self._began_s is not None and self._learning:
+        missed = self._doze.rounds
+        if missed:
+            self._wake()
+        elif self._began_s is not None and self._learning:
             self._learn_rest((now_s - self._began_s) * 1e3 - self._named_ms)
         self._began_s = now_s
         self._head_ms = 0.0
-        self.read_bytes = 0
         limit = min(limit, self._nodes)
         prices = self._prices.curves(self._context)
         terms = Terms(prices, self._rest_ms / self._prices.level, limit)
@@ -145,7 +159,7 @@ class StairCut:
         looked = self._look(anchor, limit)
         if looked is not None:
             self._consider(found, LOOKUP, *looked, terms)
-        head, plan, skipped = self._choose_head(found, terms)
+        head, plan, skipped = self._choose_head(found, terms, missed)
         if head is None:
             return self._take(found, terms, skipped)
         begun_s = self._clock()
@@ -159,19 +173,34 @@ class StairCut:
             self._consider(found, LOOKUP, *looked, terms)
         if drafted is not None:
             self._consider_head(found, head, drafted, looked, terms)
-        return self._take(found, terms, "")
+        return self._take(found, terms, skipped)
 
     def settle(self, done: RoundOutcome) -> None:
         """Learn from what the round committed."""
-        if self._lookup:
-            self._lookup.settle(done)
         for head in self._heads:
             head.settle(done)
+        if self._doze.asleep:
+            self._context += len(done.tokens)
+            self._doze.add(done.tokens)
+            return
+        begun_s = self._clock()
+        if self._lookup:
+            self._lookup.settle(done)
         if self._learning:
             kind = CHAIN if done.tree.is_chain else TREE
             self._prices.observe(kind, len(done.tree), self._context, done.verify_ms)
         self._context += len(done.tokens)
         self._named_ms = self._head_ms + done.verify_ms
+        if self._learning:
+            own_ms = done.draft_ms - self._head_ms + (self._clock() - begun_s) * 1e3
+            self._own_ms = _blend(self._own_ms, own_ms)
+        plain_ms = self._prices.curves(self._context)[0][1] * self._prices.level
+        paid = len(done.tokens) > 1 or bool(self._head_ms and not self.choice.probe)
+        if self._doze.end(paid=paid, own_share=self._own_ms / plain_ms):
+            round_ms = plain_ms + max(0.0, self._rest_ms - self._own_ms)
+            self._dozing = RouteChoice(
+                PLAIN, 0, 1.0, 1.0 / round_ms, (), self._prices.source, DOZING
+            )
 
     def _look(self, anchor: int, limit: int) -> tuple[DraftTree, Sequence[float]] | None:
         """The lookup's tree and its chances."""
@@ -185,8 +214,9 @@ class StairCut:
         self,
         found: list[Candidate],
         terms: Terms,
+        missed: int,
     ) -> tuple[Head | None, Plan, str]:
-        """(the head to ask, its plan, why none is asked)."""
+        """(the head to ask, its plan, why none is asked, or why this one though it does not pay)."""
         none = Plan(0.0, 0, 0)
         if not self._heads:
             return None, none, "no head"
@@ -205,12 +235,12 @@ class StairCut:
             for other_plan, other in plans:
                 if other is head or not self._learning:
                     continue
-                if other.due(self._extra(other, other_plan, prices), rival=True):
-                    return other, other_plan, ""
+                if other.due(self._extra(other, other_plan, prices), 1 + missed, rival=True):
+                    return other, other_plan, PROBE
             return head, plan, ""
         for each_plan, each in plans:
-            if self._learning and each.due(self._extra(each, each_plan, prices)):
-                return each, each_plan, ""
+            if self._learning and each.due(self._extra(each, each_plan, prices), 1 + missed):
+                return each, each_plan, PROBE
         return None, none, "a draft does not pay"
 
     def _extra(self, head: Head, plan: Plan, prices: tuple[Curve, Curve]) -> float:
@@ -291,7 +321,8 @@ class StairCut:
             cut.value * per_ms,
             tuple(alternatives),
             self._prices.source,
-            skipped,
+            "" if skipped == PROBE else skipped,
+            skipped == PROBE,
         )
         if tree is None or cut.nodes == len(tree) - 1:
             return tree
@@ -300,8 +331,20 @@ class StairCut:
     def _learn_rest(self, rest_ms: float) -> None:
         self._rests += 1
         rest_ms = max(rest_ms, 0.0)
-        if self._rests <= 3:
+        if self._rests <= _REST_WARM:
             self._rest_ms = rest_ms if self._rests == 1 else min(rest_ms, self._rest_ms)
         else:
-            rest_ms = min(rest_ms, _REST_FARTHEST * self._rest_ms)
-            self._rest_ms += _REST_SHARE * (rest_ms - self._rest_ms)
+            self._rest_ms = _blend(self._rest_ms, rest_ms)
+
+    def _wake(self) -> None:
+        """Let the lookup catch up on what was written meanwhile."""
+        if self._lookup:
+            anchor = DraftTree.chain((self._doze.anchor,), (), "")
+            written = tuple(self._doze.tokens)
+            self._lookup.settle(RoundOutcome(anchor, (0,), written, 0.0, 0.0))
+        self._doze.woken()
+
+
+def _blend(mean: float, new: float) -> float:
+    """A running mean that an outlier moves little."""
+    return mean + _REST_SHARE * (min(new, _REST_FARTHEST * mean) - mean) if mean else new

@@ -10,17 +10,16 @@ from typing import NamedTuple
 from engine.spec.drafter import Drafter, RoundOutcome
 from engine.spec.prices import Curve
 from engine.spec.staircut_cut import chances_of
-from engine.spec.staircut_learn import Calibration, Cost, StepCosts, StepRates, outcome
+from engine.spec.staircut_learn import Calibration, Cost, StepCosts, StepRates, model_share, outcome
 from engine.spec.tree import MAX_NODES, DraftTree
 
 _PROBE_ROUNDS = 32  # between two drafts by a head that does not pay
-_PROBE_SHARE = 0.01  # of the time of these rounds that a probe may take
+_PROBE_SHARE = 0.006  # of the time of these rounds that a probe may take
 _PROBE_DOUBLINGS = 5
 _AT_ONCE = 1 << 30  # rounds waited for a probe that is due whatever it costs
 _STEP_PRIOR = 0.15  # of a plain round: what a step costs before one was timed
 _BLOCK_PRIOR = 0.5
 _PROFILE_SHARE = 0.1
-_PROFILE_MODEL_SHARE = 0.02
 _PROFILE_START = 0.85  # chance of the likeliest node, by which each next one is less likely
 
 
@@ -83,16 +82,16 @@ class Head:
         """The plan beats every round without this head."""
         self._failed = self._waited = 0
 
-    def due(self, extra_share: float, *, rival: bool = False) -> bool:
+    def due(self, extra_share: float, rounds: int, *, rival: bool = False) -> bool:
         """Whether to draft although the plan says it does not pay, at `extra_share` more than a plain round.
 
-        Once in at least 32 rounds and so rarely that it takes at most 1 % of their time; half as often after
+        Once in at least 32 rounds and so rarely that it takes at most 0.6 % of their time; half as often after
         each probe that was wholly rejected, at once after one that was not. Where the head loses to a `rival`
-        only, each probe makes the next one rarer.
+        only, each probe makes the next one rarer. `rounds` went by since this was asked last.
         """
-        self._waited += 1
-        rounds = max(_PROBE_ROUNDS, math.ceil(extra_share / _PROBE_SHARE))
-        if self._waited < rounds << min(self._failed, _PROBE_DOUBLINGS):
+        self._waited += rounds
+        least = max(_PROBE_ROUNDS, math.ceil(extra_share / _PROBE_SHARE))
+        if self._waited < least << min(self._failed, _PROBE_DOUBLINGS):
             return False
         self._waited = 0
         self._failed += rival
@@ -174,6 +173,7 @@ class BlockHead(Head):
     def __init__(self, drafter: Drafter) -> None:
         super().__init__(drafter)
         self._cost = Cost()
+        self._blocks = 0
         start = [_PROFILE_START**n for n in range(1, MAX_NODES)]
         self._model_profile = start
         self._profile = list(start)  # chance of the likeliest node, the next one, ..
@@ -209,7 +209,8 @@ class BlockHead(Head):
         chances += [0.0] * (MAX_NODES - 1 - len(chances))
         _blend(self._profile, chances, _PROFILE_SHARE)
         if self.learning:
-            _blend(self._model_profile, chances, _PROFILE_MODEL_SHARE)
+            self._blocks += 1
+            _blend(self._model_profile, chances, model_share(self._blocks))
 
 
 def line_outcome(tree: DraftTree, tokens: Sequence[int]) -> tuple[int, int]:

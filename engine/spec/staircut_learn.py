@@ -23,11 +23,17 @@ _COST_FARTHEST = 3.0
 _DRIFT = 0.05  # of the way a depth that was not tried goes back to what the depth before it says
 
 
+def model_share(samples: int) -> float:
+    """What the newest of so many samples weighs in a mean that belongs to the model."""
+    return max(_MODEL_SHARE, 1.0 / (samples + _START_WEIGHT))
+
+
 class Calibration:
     """Realised over expected accepted tokens of one source of scores."""
 
     def __init__(self) -> None:
         self._model = 1.0
+        self._trees = 0
         self._realised = self._expected = 0.0
         self.factor = 1.0
 
@@ -43,7 +49,8 @@ class Calibration:
         factor = (self._realised + _TRUST * self._model) / (self._expected + _TRUST)
         self.factor = min(factor, _HIGHEST_FACTOR)
         if model:
-            self._model += _MODEL_SHARE * (self.factor - self._model)
+            self._trees += 1
+            self._model += model_share(self._trees) * (self.factor - self._model)
 
 
 class StepRates:
@@ -81,7 +88,7 @@ class StepRates:
             text[depth] += share * (hit - text[depth])
             if model:
                 self._model_seen[depth] += 1
-                share = max(_MODEL_SHARE, 1.0 / (self._model_seen[depth] + _START_WEIGHT))
+                share = model_share(self._model_seen[depth])
                 self._model[depth] += share * (hit - self._model[depth])
         if accepted == tried:
             for depth in range(max(1, tried), len(text)):

@@ -8,6 +8,7 @@ from engine.spec.tree import MAX_NODES
 
 _LEVEL_SHARE = 0.05  # of a new round in the level
 _ROWS_SHARE = 0.1  # of a new round in the ratio of its row count, once there are ten
+_NEW, _EVERY = 4, 16  # curves are made anew while a row count is new, then every so many rounds
 _FARTHEST = (
     2.0  # a round counts as at most so many times its price: a recording or a hiccup is no price
 )
@@ -60,8 +61,9 @@ class LivePrices:
             count, ratio = self._ratios[kind].get(rows, (0, self._correction(kind, rows)))
             share = max(_ROWS_SHARE, 1.0 / (count + 1))
             self._ratios[kind][rows] = (count + 1, ratio * (1.0 + share * (seen - 1.0)))
-            self._corrections = {kind: self._spread(kind) for kind in KINDS}
-            self._corrected.clear()
+            if count < _NEW or self._observed % _EVERY == 0:
+                self._corrections = {kind: self._spread(kind) for kind in KINDS}
+                self._corrected.clear()
 
     def _correction(self, kind: str, rows: int) -> float:
         return self._corrections[kind][rows] if self._corrections else 1.0

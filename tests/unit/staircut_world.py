@@ -91,6 +91,7 @@ class World:
         chain = chain or CHAIN
         tree = {rows: ms * 1.04 for rows, ms in chain.items()}
         self.table = PriceTable({1024: {"chain": chain, "tree": tree}}, "invented")
+        self.lookup_ms = LOOKUP_MS
         self.now_ms = 0.0
         self.text = Text((), (), 0.0, 0.0, 0)
         self.at = 0  # the anchor's index in the text
@@ -170,7 +171,7 @@ class CheapLookup(LookupDrafter):
         self._world = world
 
     def look(self, anchor: int, limit: int):
-        self._world.now_ms += LOOKUP_MS
+        self._world.now_ms += self._world.lookup_ms
         return super().look(anchor, limit)
 
 

@@ -22,8 +22,9 @@ from staircut_world import (
 
 from engine.spec.drafter import RoundOutcome
 from engine.spec.prices import PriceTable
-from engine.spec.staircut import StairCut
+from engine.spec.staircut import DOZING, StairCut
 from engine.spec.staircut_cut import best_cut, chances_of, likeliest_line
+from engine.spec.staircut_doze import Doze
 from engine.spec.staircut_heads import BlockHead, StepHead, line_outcome
 from engine.spec.staircut_learn import Calibration, StepCosts, StepRates, outcome
 from engine.spec.staircut_merge import joint_chances, shared_line
@@ -275,6 +276,40 @@ def test_probing_a_hopeless_head_stays_within_two_percent() -> None:
     taken = sum(world.decode(stair, hopeless(seed)) for seed in range(1, 4))
     assert probes >= 3  # one a text at least: a head that got better is found
     assert taken / sum(world.decode(plain, hopeless(seed)) for seed in range(1, 4)) <= 1.02
+
+
+def test_where_nothing_pays_even_looking_is_rare() -> None:
+    world = World()
+    world.lookup_ms = 0.2  # a fifth of a plain round
+    stair = world.stair()
+    world.decode(stair, hopeless(0))
+    taken = sum(world.decode(stair, hopeless(seed)) for seed in range(1, 4))
+    plain = sum(world.decode(Fixed(None, 0), hopeless(seed)) for seed in range(1, 4))
+    assert plain / taken >= 0.97
+    assert stair.choice.skipped == DOZING
+    assert stair.choice.tokens_per_ms == pytest.approx(1 / (CHAIN[1] + REST_MS), rel=0.25)
+    # A copy is still found, and what was dozed through is in the index by then.
+    assert world.decode(Fixed(None, 0), copying(1)) / world.decode(stair, copying(1)) > 1.8
+
+
+def test_a_doze_is_as_long_as_looking_is_dear() -> None:
+    doze = Doze()
+    for _ in range(5):
+        assert not doze.end(paid=False, own_share=0.05)
+    assert doze.end(paid=False, own_share=0.05)
+    slept = 0
+    while doze.start(7 + slept):
+        doze.add([1, 2])
+        slept += 1
+    assert slept == doze.rounds == 5
+    assert (doze.anchor, len(doze.tokens)) == (7, 10)
+    doze.woken()
+    assert doze.rounds == 0
+    assert not doze.end(paid=True, own_share=0.05)
+    assert not doze.start(1)
+    for _ in range(6):
+        doze.end(paid=False, own_share=0.005)  # looking is cheap: awake
+    assert not doze.start(1)
 
 
 def test_a_head_that_becomes_good_is_found() -> None:

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""`rondo bench --suite policies`: the router against fixed drafting policies, on a model or on a shape."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+
+from engine.api import Message
+from engine.cli import GATE, OK, knob_changes, print_json
+from engine.commands.bench import backend_factory, numbers
+from engine.errors import UsageError
+from engine.knobs import KnobSet
+from engine.measure.policies import (
+    PLAIN,
+    ROUTER,
+    PolicyReport,
+    Prompt,
+    read_policy_prompts,
+    run_policies,
+)
+from engine.measure.policies_forced import ForcedReport, ForcedRequest, run_forced
+from engine.model.backend import MAX_DRAFT, Backend
+from engine.paths import demo_model, profile_path
+from engine.spec.drafter import Drafter
+from engine.spec.lookup import LookupDrafter
+from engine.spec.lookup_rate import LookupRate
+from engine.spec.mtp import MtpChain
+from engine.spec.price_store import live_prices
+from engine.spec.staircut_build import build_staircut
+
+
+def run_policy_suite(arguments: argparse.Namespace, cancel: threading.Event) -> int:
+    """Measure and print; the gate fails where policies wrote different tokens."""
+    knobs = KnobSet.resolve(
+        profile=profile_path(arguments.profile), changes=knob_changes(arguments)
+    )
+    if arguments.accept:
+        if arguments.model:
+            raise UsageError(
+                "--accept sets the acceptance on a shape.", next_step="Leave --model out."
+            )
+        return _forced(arguments, knobs, cancel)
+    report = _model(arguments, knobs, cancel)
+    if arguments.json:
+        print_json(report.to_json())
+    else:
+        _print_policies(report)
+    return OK if report.tokens_identical else GATE
+
+
+def _model(arguments: argparse.Namespace, knobs: KnobSet, cancel: threading.Event) -> PolicyReport:
+    from engine.load.checkpoint import read_checkpoint
+    from engine.model.choose import open_backend
+
+    if arguments.shape != "demo":
+        raise UsageError(
+            "Synthetic weights write no text to compare policies on.",
+            next_step="Name a model with --model, or an acceptance with --accept.",
+        )
+    checkpoint = read_checkpoint(
+        arguments.model or demo_model(), context_tokens=_CAPACITY, cancel=cancel
+    )
+    opened = open_backend(
+        checkpoint,
+        capacity=min(_CAPACITY, checkpoint.config.context_tokens),
+        knobs=knobs,
+        device="auto",
+        threads=arguments.threads,
+        float32=False,
+        cancel=cancel,
+    )
+    try:
+        prompts = []
+        for workload, text in read_policy_prompts():
+            rendered = checkpoint.template.render((Message("user", text),), thinking=False)
+            prompts.append(Prompt(workload, tuple(rendered.token_ids)))
+        return run_policies(
+            opened.backend,
+            _policies(opened.backend, knobs, opened.threads),
+            prompts,
+            stop_ids=frozenset(checkpoint.stop_ids),
+            tokens=arguments.tokens,
+            turns=arguments.turns,
+            on_progress=lambda line: print(line, file=sys.stderr),
+            cancel=cancel,
+        )
+    finally:
+        opened.backend.close()
+
+
+_CAPACITY = 2048  # positions; the prompts and their answers are short
+
+
+def _policies(backend: Backend, knobs: KnobSet, threads: int) -> dict[str, Drafter | None]:
+    """Every fixed policy that the model has the drafters for, and the router over all of them."""
+    policies: dict[str, Drafter | None] = {PLAIN: None}
+    if backend.config.mtp_layers:
+        policies |= {f"mtp {depth}": MtpChain(backend, depth) for depth in range(1, MAX_DRAFT + 1)}
+    policies["lookup"] = LookupDrafter(rate=LookupRate())
+    rate = LookupRate()
+    policies[ROUTER] = build_staircut(
+        backend,
+        live_prices(backend, str(knobs.path("STAIR_TABLES") or ""), threads=threads),
+        lookup=LookupDrafter(rate=rate),
+        rate=rate,
+        mtp_branches=knobs.number("MTP_TREE"),
+    )
+    return policies
+
+
+def _forced(arguments: argparse.Namespace, knobs: KnobSet, cancel: threading.Event) -> int:
+    from engine.load.synthetic import synthetic_weights
+    from engine.measure.bench import stored_bytes
+    from engine.measure.machine import available_cores
+    from engine.measure.peers.worker import require_memory
+    from engine.measure.shapes import named_shape
+
+    shape = named_shape(arguments.shape, vocab=arguments.vocab)
+    request = ForcedRequest(
+        accept=_shares(arguments.accept),
+        rows=numbers(arguments.rows, "--rows") if arguments.rows else ForcedRequest.rows,
+        context_tokens=arguments.context,
+        tokens=arguments.tokens,
+        turns=arguments.turns,
+        seed=arguments.seed,
+    )
+    request.check()
+    require_memory(
+        stored_bytes(shape.config, arguments.weights),
+        f"{shape.name} with {arguments.weights} weights",
+    )
+    weights = synthetic_weights(shape.config, arguments.weights, arguments.seed)
+    threads = available_cores() if arguments.threads is None else arguments.threads
+    backend = backend_factory(knobs)(
+        shape.config, weights, capacity=request.capacity, threads=threads
+    )
+    del weights
+    try:
+        report = run_forced(
+            backend,
+            knobs,
+            request,
+            on_progress=lambda line: print(line, file=sys.stderr),
+            cancel=cancel,
+        )
+    finally:
+        backend.close()
+    if arguments.json:
+        print_json({"shape": shape.name, "threads": threads, **report.to_json()})
+    else:
+        _print_forced(shape.name, report)
+    return OK
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(
+            f"--accept {text!r} is not a list of shares.", next_step="Write --accept 0.5,0.65,0.8."
+        ) from None
+
+
+def _print_policies(report: PolicyReport) -> None:
+    print(f"prices: {report.price_source}")
+    print(
+        f"{'class':14} {'policy':10} {'tok/round':>10} {'ms/round':>9} {'tok/s':>9} {'to plain':>9}"
+    )
+    plain = {row.workload: row.decode_ms for row in report.rows if row.policy == PLAIN}
+    for row in report.rows:
+        print(
+            f"{row.workload:14} {row.policy:10} {row.tokens_per_round:10.2f} {row.ms_per_round:9.3f} "
+            f"{row.tokens_per_s:9.1f} {plain[row.workload] / row.decode_ms:9.2f}"
+        )
+    for workload, share in report.router_share.items():
+        print(f"{workload}: staircut / {report.best_fixed[workload]} (best fixed) = {share:.3f}")
+    rounds = ", ".join(f"{name} {count}" for name, count in report.choices.items())
+    print(f"router's rounds: {rounds}; {report.nodes_mean:.1f} nodes on the mean")
+    if not report.tokens_identical:
+        print("the policies wrote different tokens", file=sys.stderr)
+
+
+def _print_forced(name: str, report: ForcedReport) -> None:
+    first = report.chain_ms[min(report.chain_ms)]
+    print(f"{name}: round ms by rows")
+    for rows, ms in report.chain_ms.items():
+        print(f"{rows:4} {ms:10.3f} {ms / first:7.2f}")
+    for case in report.cases:
+        print(f"acceptance {case.accept:g}: cut at {case.cut_nodes} nodes")
+        for row in case.report.rows:
+            print(
+                f"  {row.policy:10} {row.tokens_per_round:6.2f} tok/round {row.ms_per_round:9.3f} ms "
+                f"{row.tokens_per_s:9.2f} tok/s"
+            )
+        best, share = case.report.best_fixed["forced"], case.report.router_share["forced"]
+        print(f"  to plain {case.plain_share:.2f}, to {best} (best fixed) {share:.3f}")
+    for setting, state in report.state_bytes.items():
+        ms = report.commit_ms[setting]
+        print(f"commit {setting}: {state / 1e6:.2f} MB of state a round, {ms:.3f} ms")
