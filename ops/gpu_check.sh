@@ -1,0 +1,169 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# Everything that only a GPU can show, in one run of less than ten minutes: builds, checks, agreement, read rates,
+# rounds. Needs a Python with PyTorch and nvcc; installs nothing. Writes one JSON or log file a stage to OUT
+# (default: a new folder) and ends with a short table. A stage whose part of the engine is not there says so.
+#
+#   PYTHON=python3 OUT=folder bash ops/gpu_check.sh [--sweep]
+#
+# Exit code: 0 when no stage failed, 1 when one did or when there is no GPU.
+set -uo pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+PYTHON=${PYTHON:-python3}
+OUT=${OUT:-$(mktemp -d -t rondo-gpu-check.XXXXXX)}
+export PYTHONPATH=$ROOT PYTHONUNBUFFERED=1
+# Set by hand: what a tool detects lacks the `a`, and with it the FP4 conversions.
+export TORCH_CUDA_ARCH_LIST="9.0a;12.0a;12.1a"
+BUDGET_S=570
+SWEEP=""
+case ${1:-} in
+  "") ;;
+  --sweep) SWEEP=--sweep ;;
+  *) sed -n '3,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
+esac
+mkdir -p "$OUT" || exit 1
+cd "$ROOT" || exit 1
+: >"$OUT/stages.tsv"
+
+say() { printf 'gpu_check: %s\n' "$*" >&2; }
+record() { printf '%s\t%s\t%s\t%s\n' "$@" >>"$OUT/stages.tsv"; }
+
+# stage NAME LIMIT_S COMMAND...: standard output to NAME.json, the rest to NAME.log. Exit code 2 means that the
+# command does not know what it is asked (that part is not there yet), 124 that it took too long.
+stage() {
+  local name=$1 limit=$2 begin=$SECONDS code=0 note status=ok
+  shift 2
+  if [ $((BUDGET_S - SECONDS)) -lt "$limit" ]; then limit=$((BUDGET_S - SECONDS)); fi
+  if [ "$limit" -lt 10 ]; then
+    record "$name" "not run" 0 "the time of the whole check is used up"
+    return
+  fi
+  say "$name"
+  timeout "$limit" "$@" >"$OUT/$name.json" 2>"$OUT/$name.log" || code=$?
+  note=$(grep -m 1 -E '^(rondo|not available): ' "$OUT/$name.log" || grep -v '^ *$' "$OUT/$name.log" | tail -n 1)
+  note=$(printf %s "${note#*: }" | tr '\t' ' ' | cut -c1-150)
+  case $code in
+    0) note="" ;;
+    2) status="not available" ;;
+    124) status=FAIL; note="longer than $limit s" ;;
+    *) status=FAIL; if grep -q '^not available: ' "$OUT/$name.log"; then status="not available"; fi ;;
+  esac
+  [ "$status" != "not available" ] || note="why: $note"
+  record "$name" "$status" "$((SECONDS - begin))" "$note"
+}
+
+environment() {
+  "$PYTHON" - <<'PYTHON'
+import json, platform, shutil, subprocess, sys
+import torch
+
+def said(*command):
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return ""
+
+values = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
+try:
+    import triton
+    values["triton"] = triton.__version__
+except ImportError:
+    values["triton"] = None
+values["nvcc"] = said(shutil.which("nvcc") or "nvcc", "--version").splitlines()[-2:]
+values["smi"] = said("nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.mem,memory.total", "--format=csv,noheader")
+if torch.cuda.is_available():
+    own = torch.cuda.get_device_properties(0)
+    values["gpu"] = {"name": own.name, "capability": [own.major, own.minor], "l2_bytes": own.L2_cache_size,
+                     "multiprocessors": own.multi_processor_count, "memory_bytes": own.total_memory}
+print(json.dumps(values, indent=1))
+if not torch.cuda.is_available():
+    print("PyTorch sees no GPU", file=sys.stderr)
+    sys.exit(1)
+PYTHON
+}
+
+build() {
+  "$PYTHON" - <<'PYTHON'
+import json, sys, time
+from kernels.cubin_gate import MANIFESTS, read_manifest
+from kernels.cuda_build import CudaLibrary
+
+library = CudaLibrary(on_progress=lambda line: print(line, file=sys.stderr))
+path = MANIFESTS / f"{library.target.name}.toml"
+built = {}
+for module in read_manifest(path if path.exists() else MANIFESTS / "sm_90a.toml").modules:
+    if module.source.endswith(".cu"):
+        begin = time.monotonic()
+        for name in module.kernels:
+            library.function(module.source, name)
+        built[module.source] = {"kernels": len(module.kernels), "s": round(time.monotonic() - begin, 2)}
+print(json.dumps({"target": library.target.name, "modules": built}, indent=1))
+PYTHON
+}
+export -f environment build
+export PYTHON
+
+table() {
+  "$PYTHON" - "$OUT" <<'PYTHON'
+import json, sys
+from pathlib import Path
+
+out = Path(sys.argv[1])
+print(f"{'stage':18} {'status':14} {'s':>4}  note")
+for line in (out / "stages.tsv").read_text().splitlines():
+    name, status, seconds, note = line.split("\t")
+    print(f"{name:18} {status:14} {seconds:>4}  {note}")
+
+def read(name):
+    try:
+        return json.loads((out / f"{name}.json").read_text())
+    except (OSError, ValueError):
+        return {}
+
+gpu = read("environment").get("gpu", {})
+if gpu:
+    print(f"\n{gpu['name']}, {gpu['multiprocessors']} multiprocessors, L2 {gpu['l2_bytes'] / 1e6:.0f} MB")
+checks = read("check").get("checks", [])
+if checks:
+    print(f"checks: {sum(c['status'] == 'pass' for c in checks)} of {len(checks)} hold")
+    for check in [c for c in checks if c["status"] != "pass"][:5]:
+        print(f"  FAIL {check['kernel']}: {check['reason'][:140]}")
+rates = read("cold").get("rates", [])
+if rates:
+    roof = read("cold")["roof_gbps"]
+    print(f"read rates over cold weights (a plain sum reads {roof:.0f} GB/s), best setting of each:")
+    best = {}
+    for rate in rates:
+        key = (rate["kernel"], f"{rate['outputs']}x{rate['inputs']}", rate["rows"])
+        if key not in best or rate["us"] < best[key]["us"]:
+            best[key] = rate
+    for (kernel, shape, rows), rate in best.items():
+        print(f"  {kernel:13} {shape:>13} {rows:3} rows {rate['us']:8.1f} us {rate['read_gbps']:6.0f} GB/s"
+              f" {100 * rate['read_gbps'] / roof:4.0f} % {rate['tile']}")
+for row in read("rounds").get("rows", []):
+    print(f"  round, {row['suite']} {row['rows']}: {row['ms_median']:.2f} ms")
+PYTHON
+}
+
+finish() {
+  table
+  say "files: $OUT"
+  ! grep -q "$(printf '\tFAIL\t')" "$OUT/stages.tsv"
+}
+
+stage environment 60 bash -c environment
+if grep -q "$(printf '^environment\tFAIL')" "$OUT/stages.tsv"; then
+  finish
+  exit 1
+fi
+stage build 180 bash -c build
+stage gate 120 "$PYTHON" -m kernels.cubin_gate
+stage check 180 "$PYTHON" -m engine check --device cuda --json
+# shellcheck disable=SC2086 # no sweep means no option
+stage cold 150 "$PYTHON" -m kernels.cuda_bench --json $SWEEP
+stage agree 120 "$PYTHON" -m engine agree --device cuda --json
+stage agree-eager 120 "$PYTHON" -m engine agree --device cuda --json --knob QWEN38_VERIFY_GRAPH=0
+stage rounds 120 "$PYTHON" -m engine bench --device cuda --json --shape qwen3.8-27b:8 --suite decode,verify
+stage plan 60 "$PYTHON" -m engine bench --suite plan --json --shape qwen3.8-27b
+finish

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""ops/gpu_check.sh: stages, their limits and the table, with a stand-in for the Python of a GPU machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from source_tree import ROOT
+
+SCRIPT = ROOT / "ops" / "gpu_check.sh"
+ANSWERS = """
+case "$*" in
+  -) if grep -q nvidia-smi; then
+       if [ -n "${NO_GPU:-}" ]; then echo "PyTorch sees no GPU" >&2; exit 1; fi
+       echo '{"gpu": {"name": "a GPU", "multiprocessors": 48, "l2_bytes": 24000000}}'
+     else echo '{"target": "sm_121a"}'; fi; exit ;;
+  "- "*) exec "$REAL" "$@" ;;
+  *cubin_gate*) echo "not available: no cuobjdump on this machine" >&2; exit 1 ;;
+  *"engine check"*) echo '{"checks": [{"status": "pass"}, {"status": "fail", "kernel": "head",
+     "reason": "44x640: 3 of 9 outside the bound"}]}'; exit "${CHECK_EXIT:-0}" ;;
+  *cuda_bench*) echo '{"roof_gbps": 200.0, "rates": [
+     {"kernel": "head", "outputs": 64, "inputs": 64, "rows": 1, "us": 2.0, "read_gbps": 150.0, "tile": ""},
+     {"kernel": "head", "outputs": 64, "inputs": 64, "rows": 1, "us": 1.0, "read_gbps": 180.0, "tile": ""}]}' ;;
+  *"engine agree"*) echo "rondo: The GPU backend is not part of this version." >&2; exit 2 ;;
+  *"--suite plan"*) echo '{}' ;;
+  *"engine bench"*) echo "usage: rondo" >&2; echo "rondo: error: unrecognized arguments: --device" >&2
+     exit 2 ;;
+esac
+"""
+
+pytestmark = pytest.mark.skipif(
+    not (shutil.which("bash") and shutil.which("timeout")),
+    reason="the script needs bash and timeout",
+)
+
+
+def run(tmp_path: Path, **environ: str) -> tuple[int, dict[str, list[str]], str]:
+    """(exit code, stage -> [status, note], everything printed)."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/usr/bin/env bash\n{ANSWERS}")
+    python.chmod(0o755)
+    out = tmp_path / "out"
+    done = subprocess.run(
+        ["bash", str(SCRIPT)],
+        env=os.environ | {"PYTHON": str(python), "REAL": sys.executable, "OUT": str(out)} | environ,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    rows = [line.split("\t") for line in (out / "stages.tsv").read_text().splitlines()]
+    return done.returncode, {row[0]: [row[1], row[3]] for row in rows}, done.stdout
+
+
+def test_every_stage_says_how_it_went(tmp_path: Path) -> None:
+    code, stages, printed = run(tmp_path)
+    assert code == 0
+    for name in ("environment", "build", "check", "cold", "plan"):
+        assert stages[name] == ["ok", ""]
+    assert stages["gate"] == ["not available", "why: no cuobjdump on this machine"]
+    missing = "why: The GPU backend is not part of this version."
+    assert stages["agree"] == stages["agree-eager"] == ["not available", missing]
+    assert stages["rounds"][0] == "not available"
+    assert "unrecognized arguments: --device" in stages["rounds"][1]
+    assert "a GPU, 48 multiprocessors, L2 24 MB" in printed
+    assert "checks: 1 of 2 hold" in printed
+    assert "FAIL head: 44x640" in printed
+    assert "1.0 us    180 GB/s   90 %" in printed
+
+
+def test_a_failed_check_fails_the_run(tmp_path: Path) -> None:
+    code, stages, _ = run(tmp_path, CHECK_EXIT="3")
+    assert code == 1
+    assert stages["check"][0] == "FAIL"
+    assert stages["plan"][0] == "ok"
+
+
+def test_without_a_gpu_nothing_else_is_tried(tmp_path: Path) -> None:
+    code, stages, _ = run(tmp_path, NO_GPU="1")
+    assert code == 1
+    assert stages == {"environment": ["FAIL", "PyTorch sees no GPU"]}
+
+
+def test_an_unknown_option_is_explained(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", str(SCRIPT), "--fast"],
+        env=os.environ | {"OUT": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "OUT" in done.stderr
+
+
+def test_the_script_can_be_executed() -> None:
+    assert os.access(SCRIPT, os.X_OK)
