@@ -37,7 +37,7 @@ from engine.model.switches import Switches
 from engine.model.verify_graph import GraphKey, VerifyGraphs, context_class
 from kernels.build import NativeBuildError
 from kernels.gated_delta.buffers import state_from_tiles
-from kernels.tape import Pool, Tape
+from kernels.tape import Pool
 
 _DRAFTS = ("draft", "extend", DRAFT, CONTEXT)  # kinds of passes of drafters alone
 
@@ -74,7 +74,7 @@ class NativeBackend:
         self.length = 0
         self.pool = pool
         self._found_threads = 0  # before a switch asked for a number of its own
-        self._graphs: VerifyGraphs[Tape] = VerifyGraphs()
+        self._graphs: VerifyGraphs[PassTape] = VerifyGraphs()
         self._bytes = ByteModel.of(config, weights)
         self._engaged = Engaged()
         self.apply_knobs(knobs)
@@ -229,7 +229,7 @@ class NativeBackend:
     def apply_knobs(self, knobs: KnobSet) -> None:
         self._use_threads(knobs.number("CPU_THREADS"))
         self._switches = Switches.of(knobs)
-        self._signature = knobs.signature()
+        self._signature = str(knobs.signature())  # a string keeps its hash
         self._replay = knobs.flag("VERIFY_GRAPH")
         self._most_recorded_tokens = knobs.number("GRAPH_MAX_CTX")
         self._replay_drafts = knobs.flag("DRAFT_GRAPH")
@@ -329,7 +329,7 @@ class NativeBackend:
         else:
             tape = self._record(key)
             self._engaged.count(f"{prefix}eager passes")
-        self._engaged.add(tape.paths)
+        self._engaged.ran(tape.bundle)
         if self._found_threads not in (0, self.pool.threads):
             self._engaged.count("passes on other threads")
         if in_round:
@@ -347,7 +347,7 @@ class NativeBackend:
         context = context_class(self.length + rows)
         return GraphKey(kind, rows, context, self._signature, parity, steps, width)
 
-    def _record(self, key: GraphKey) -> Tape:
+    def _record(self, key: GraphKey) -> PassTape:
         """Issue the operations of a key; with replay off they run as they are issued."""
         tape = PassTape(self.pool, self._switches, eager=not self._replays(key.kind))
         forward, arena, rows = self._forward, self._arena, key.rows
@@ -382,4 +382,5 @@ class NativeBackend:
             )
             first = rows - 1 if advance else 0
             forward.head(tape, arena.hidden[first:], rows - first)
+        tape.bundle = self._engaged.bundle(tape.paths)
         return tape

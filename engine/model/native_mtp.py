@@ -41,6 +41,7 @@ class NativeMtp:
         self._waiting_rows = arena.mtp_waiting.view(torch.int16).numpy()
         self._next = arena.mtp_next.numpy()
         self._start = arena.mtp_start.numpy()
+        self._further = np.arange(MAX_DRAFT - 1, dtype=np.int32)
         self._ids = arena.draft_ids.numpy()
         self._values = arena.draft_values.numpy()
         self._sums = arena.draft_sums.numpy()
@@ -84,17 +85,21 @@ class NativeMtp:
         self._next[: rows - 1] = queue.following
         self._next[rows - 1] = anchor
         self._start[0] = queue.written
-        self._start[1:] = queue.written + rows + np.arange(MAX_DRAFT - 1)
+        self._start[1:] = self._further + (queue.written + rows)
         run("draft", rows, steps=depth, width=width, in_round=True)
         queue.pair_last(anchor)
         self._keep_row(rows - 1)
         count = depth * width
         ids, values = self._ids[:count].tolist(), self._values[:count].tolist()
         sums = self._sums[:depth].tolist()
+        if width == 1:
+            pairs = zip(values, sums, strict=True)
+            chances = [_probability(value, total) for value, total in pairs]
+            return [DraftStep((ids[at],), (chances[at],)) for at in range(depth)]
         return [
             DraftStep(
                 tuple(ids[at : at + width]),
-                tuple(_probability(value, total) for value in values[at : at + width]),
+                tuple([_probability(value, total) for value in values[at : at + width]]),
             )
             for at, total in zip(range(0, count, width), sums, strict=True)
         ]

@@ -14,11 +14,11 @@ from kernels.tape import StepModel, Tape
 
 @dataclass(slots=True)
 class _Times:
-    """Milliseconds of each step of one recording, summed over its runs."""
+    """Nanoseconds of each step of one recording, summed over its runs."""
 
     models: list[StepModel]
     runs: int
-    total_ms: np.ndarray  # float64 [steps]
+    total_ns: np.ndarray  # uint64 [steps]
 
 
 class PassTimes:
@@ -31,9 +31,11 @@ class PassTimes:
         """The recording of `key` has run."""
         times = self._times.get(key)
         if times is None:
-            times = self._times[key] = _Times(tape.models, 0, np.zeros(len(tape.models)))
+            zeros = np.zeros(len(tape.models), np.uint64)
+            times = self._times[key] = _Times(tape.models, 0, zeros)
+        stamps_ns = tape.stamps_ns
         times.runs += 1
-        times.total_ms += tape.step_ms()
+        times.total_ns += stamps_ns[1:] - stamps_ns[:-1]
 
     def reset(self) -> None:
         """Start anew."""
@@ -43,10 +45,10 @@ class PassTimes:
         """One row an operation, in order of first appearance."""
         sums: dict[str, list[float]] = {}
         for times in list(self._times.values()):
-            for model, total_ms in zip(times.models, times.total_ms.tolist(), strict=True):
+            for model, total_ns in zip(times.models, times.total_ns.tolist(), strict=True):
                 row = sums.setdefault(model.name, [0, 0.0, 0, 0])
                 row[0] += times.runs
-                row[1] += total_ms
+                row[1] += total_ns * 1e-6
                 row[2] += times.runs * model.bytes_read
                 row[3] += times.runs * model.flops
         return [

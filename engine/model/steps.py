@@ -41,6 +41,7 @@ class PassTape(Tape):
     def __init__(self, pool: Pool, switches: Switches, *, eager: bool = False) -> None:
         super().__init__(pool, eager=eager)
         self.switches = switches
+        self.bundle = -1  # of its paths; see `Engaged.bundle`
 
 
 def rms_norm(

@@ -5,25 +5,24 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 _FIRST_CLASS_TOKENS = 1024
 _KEPT = 256  # recordings; prompts end in chunks of many sizes
 
 
-@dataclass(frozen=True, slots=True)
-class GraphKey:
+class GraphKey(NamedTuple):
     """What a recording is valid for; positions, lengths, tokens and the pending commit are not part of it.
 
     `kind`: chain, tree, prefill, flush, head, draft or extend. `steps` and `width`: tokens drafted in a line
     and candidates of each. `parity`: which of the two record sets the pass writes.
+    `signature`: the values of the switches that shape a pass.
     """
 
     kind: str
     rows: int
     context_class: int
-    signature: tuple[tuple[str, str], ...]
+    signature: str
     parity: int
     steps: int = 0
     width: int = 0

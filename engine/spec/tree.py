@@ -43,14 +43,15 @@ class DraftTree:
             )
         if not count or parents[0] != -1 or scores[0] != 1.0:
             raise ValueError("node 0 is the anchor, with parent -1 and score 1")
-        check_order(parents)
+        if parents != _CHAIN[:count]:
+            check_order(parents)
         for node in range(1, count):
             if not 0.0 <= scores[node] <= scores[parents[node]]:
                 raise ValueError(
                     f"node {node} has score {scores[node]}, not one from 0 to its parent's "
                     f"{scores[parents[node]]}"
                 )
-        if len(set(zip(parents, tokens, strict=True))) != count:
+        if parents != _CHAIN[:count] and len(set(zip(parents, tokens, strict=True))) != count:
             raise ValueError("two children of one node have the same token")
 
     @staticmethod
