@@ -21,6 +21,8 @@ OK, FAILED, USAGE, GATE = 0, 1, 2, 3
 
 COMMANDS = {
     "generate": "one answer on the terminal",
+    "ab": "two switch settings in alternating pairs, in one process, with a verdict",
+    "runs": "the stored A/B and bench runs: list, show, diff, export, label, delete, rerun",
     "bench": "whole-round timings on a named shape, peers and the machine's roof in the same run",
     "probe": "cold memory-read rate of this machine",
     "doctor": "what this machine has, what will be used, what is missing",

@@ -45,7 +45,7 @@ class Compares(StoredRuns):
     snapshot: Callable[[], Snapshot]
 
     def __init__(self, run_store: RunStore, noise_folder: Path) -> None:
-        self.run_store = run_store
+        super().__init__(run_store)
         self._noise_folder = noise_folder
         self._compares = 0
         self._open_compares = 0  # that wait or run

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.cli import OK, knob_changes, print_json
 from engine.errors import RondoError, UsageError
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from engine.measure.roof import Probes
     from engine.model.backend import Backend
     from engine.model.config import ModelConfig
+
+# What a run again needs to be the same.
+_STORED_OPTIONS = (
+    "shape", "vocab", "suite", "rows", "prefill", "threads", "peers", "weights", "context", "turns", "budget",
+    "case_limit", "seed", "no_roof", "profile", "knob", "label",
+)  # fmt: skip
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -75,6 +81,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="QWEN38_X=V",
         help="change one switch; may be repeated",
     )
+    parser.add_argument("--label", default="", metavar="T", help="shown in the list of runs")
     parser.add_argument(
         "--csv", metavar="FILE", help="also write FILE and, with every sample, FILE.json"
     )
@@ -136,11 +143,27 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
         print_json(report.to_json())
     else:
         _print_table(report)
+    rows = run_rows(report, label=arguments.label, seed=request.seed)
+    _store(report, rows, arguments)
     if files:
-        rows = run_rows(report, seed=request.seed)
         export_csv.write_csv(files[0], export_csv.RUN_COLUMNS, rows)
         export_csv.write_json(files[1], report.to_json(samples=True))
     return OK
+
+
+def _store(report: BenchReport, rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
+    """Keep the run; where that fails the figures are on the screen still."""
+    from engine.measure.runs import RunStore, RunStoreError
+
+    asked = {name: getattr(arguments, name) for name in _STORED_OPTIONS}
+    try:
+        run_id = RunStore().save_bench(
+            report.to_json(samples=True), rows, asked, label=arguments.label
+        )
+    except RunStoreError as error:
+        print(error, file=sys.stderr)
+    else:
+        print(f"stored as {run_id} (`rondo runs show {run_id}`)", file=sys.stderr)
 
 
 def _request(arguments: argparse.Namespace) -> BenchRequest:

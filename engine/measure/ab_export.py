@@ -60,7 +60,7 @@ def block_rows(report: CompareReport) -> list[dict[str, Any]]:
     ]
 
 
-def compare_rows(report: CompareReport, test_time: str) -> list[dict[str, Any]]:
+def compare_rows(report: CompareReport, test_time: str | None) -> list[dict[str, Any]]:
     """Rows of `export_csv.COMPARE_COLUMNS`: the pool and every workload in each metric.
 
     Only the pooled primary metric carries the verdict; the others are exploratory.

@@ -61,7 +61,7 @@ class RunStore:
             verdict=report.verdict,
         )
         body = {"request": plain(report.request), "machine": plain(report.machine)}
-        self._save(summary, {**body, "compare": plain(report)}, compare_files(report, summary))
+        self._save(summary, {**body, "compare": plain(report)}, compare_files(report))
         return report
 
     def save_bench(

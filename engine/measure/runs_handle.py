@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from engine.api_compare import CompareReport, RunDifference, RunRecord, RunSummary
@@ -16,9 +15,10 @@ from engine.measure.runs_text import compare_tables, export_records, write_table
 
 
 class StoredRuns:
-    """See `engine.api_compare.CompareHandle`; mixed into the handles, which set `run_store`."""
+    """See `engine.api_compare.CompareHandle`; the handles derive from it."""
 
-    run_store: RunStore
+    def __init__(self, run_store: RunStore) -> None:
+        self.run_store = run_store
 
     def runs(self, *, offset: int = 0, limit: int = 200) -> tuple[RunSummary, ...]:
         return self.run_store.list(offset=offset, limit=limit)
@@ -39,8 +39,7 @@ class StoredRuns:
         return tuple(str(path) for path in export_records(records, Path(folder)))
 
     def export_report(self, report: CompareReport, folder: str) -> tuple[str, ...]:
-        moment = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-        tables = compare_tables(report, moment)
+        tables = compare_tables(report)
         return tuple(str(path) for path in write_tables(tables, Path(folder), report.label))
 
     def diff_runs(self, first: str, second: str) -> tuple[RunDifference, ...]:
@@ -48,7 +47,12 @@ class StoredRuns:
 
     def keep_run(self, report: CompareReport) -> CompareReport:
         """Store a report; one that cannot be stored says so itself and stays as it is."""
-        try:
-            return self.run_store.save_compare(report)
-        except RunStoreError as error:
-            return replace(report, not_stored=str(error))
+        return keep_report(self.run_store, report)
+
+
+def keep_report(store: RunStore, report: CompareReport) -> CompareReport:
+    """The stored report with its run id, or the report with the reason why it was not stored."""
+    try:
+        return store.save_compare(report)
+    except RunStoreError as error:
+        return replace(report, not_stored=str(error))

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from engine.api_compare import CompareReport, RunRecord, RunSummary
+from engine.api_compare import CompareReport, RunRecord
 from engine.measure.ab_export import block_rows, compare_rows, delta_rows, settings_text
 from engine.measure.export_csv import (
     COMPARE_COLUMNS,
@@ -27,18 +27,25 @@ RUNS, COMPARE, KERNELS = "bench_runs", "bench_compare", "kernels"
 CSV_ROWS = "csv_rows"  # of a stored bench
 
 
-def compare_files(report: CompareReport, summary: RunSummary) -> Files:
-    """The CSV files of an A/B."""
-    return _files(compare_tables(report, summary.test_time))
+def compare_files(report: CompareReport) -> Files:
+    """The CSV files of an A/B by name."""
+    return {f"{table}.csv": text for table, text in compare_texts(report).items()}
+
+
+def compare_texts(report: CompareReport) -> Files:
+    """The tables of an A/B that have rows, as text by table."""
+    return _texts(compare_tables(report))
 
 
 def bench_files(rows: Iterable[Mapping[str, Any]]) -> Files:
-    """The CSV file of a bench."""
-    return _files({RUNS: [dict(row) for row in rows]})
+    """The CSV file of a bench by name."""
+    texts = _texts({RUNS: [dict(row) for row in rows]})
+    return {f"{table}.csv": text for table, text in texts.items()}
 
 
-def compare_tables(report: CompareReport, test_time: str) -> dict[str, Rows]:
+def compare_tables(report: CompareReport) -> dict[str, Rows]:
     """Rows of an A/B by table."""
+    test_time = report.blocks[0].test_time if report.blocks else None
     return {
         RUNS: block_rows(report),
         COMPARE: compare_rows(report, test_time),
@@ -65,7 +72,7 @@ def export_records(records: Sequence[RunRecord], folder: Path) -> list[Path]:
     tables: dict[str, Rows] = {RUNS: [], COMPARE: [], KERNELS: []}
     for run in records:
         if run.compare is not None:
-            for name, found in compare_tables(run.compare, run.summary.test_time).items():
+            for name, found in compare_tables(run.compare).items():
                 tables[name] += found
         for row in (run.bench or {}).get(CSV_ROWS, ()):
             tables[RUNS].append({name: row.get(name) for name in RUN_COLUMNS})
@@ -78,11 +85,7 @@ def write_tables(tables: Mapping[str, Rows], folder: Path, label: str) -> list[P
     stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     tail = re.sub(r"[^0-9A-Za-z._-]+", "-", label).strip("-.")[:60]
     name = f"{stamp}-{tail}" if tail else stamp
-    files = {
-        folder / f"{table}-{name}.csv": text
-        for table, text in ((t, _text(t, rows)) for t, rows in tables.items())
-        if text
-    }
+    files = {folder / f"{table}-{name}.csv": text for table, text in _texts(tables).items()}
     for path in files:
         require_new(path)
     for path, text in files.items():
@@ -90,14 +93,11 @@ def write_tables(tables: Mapping[str, Rows], folder: Path, label: str) -> list[P
     return list(files)
 
 
-def _files(tables: Mapping[str, Rows]) -> Files:
-    texts = {f"{table}.csv": _text(table, rows) for table, rows in tables.items()}
-    return {name: text for name, text in texts.items() if text}
+def _texts(tables: Mapping[str, Rows]) -> Files:
+    return {table: _text(table, rows) for table, rows in tables.items() if rows}
 
 
 def _text(table: str, rows: Rows) -> str:
-    if not rows:
-        return ""
     columns = {RUNS: RUN_COLUMNS, COMPARE: COMPARE_COLUMNS, KERNELS: KERNEL_COLUMNS}[table]
     extra = dict.fromkeys(name for row in rows for name in row if name.startswith(KNOB_COLUMN))
     return csv_text((*columns, *sorted(extra)), rows)

@@ -52,11 +52,6 @@ def store(tmp_path: Path) -> RunStore:
     return RunStore(tmp_path / "deep" / "runs")
 
 
-class Handle(StoredRuns):
-    def __init__(self, store: RunStore) -> None:
-        self.run_store = store
-
-
 def read_csv(path: Path | str) -> list[dict[str, str]]:
     with open(path, encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file, strict=True))
@@ -176,7 +171,7 @@ def test_a_full_or_read_only_disk_keeps_the_report_and_leaves_no_part(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "fsync", refuse)
-    kept = Handle(store).keep_run(report)
+    kept = StoredRuns(store).keep_run(report)
     assert replace(kept, not_stored="") == report
     assert os.strerror(code) in kept.not_stored
     assert "The report stays in memory." in kept.not_stored
@@ -230,7 +225,7 @@ def test_an_exported_run_holds_every_raw_value(
     store: RunStore, report: CompareReport, tmp_path: Path
 ) -> None:
     saved = store.save_compare(report)
-    paths = Handle(store).export_runs((saved.run_id,), str(tmp_path))
+    paths = StoredRuns(store).export_runs((saved.run_id,), str(tmp_path))
     by_name = {Path(path).name.split("-")[0]: path for path in paths}
     assert set(by_name) == {"bench_runs", "bench_compare", "kernels"}
     assert all(Path(path).name.endswith("Z-first.csv") for path in paths)
@@ -293,7 +288,7 @@ def test_text_that_looks_like_a_formula_is_made_harmless(
 ) -> None:
     run_id = store.save_compare(report).run_id
     store.label(run_id, '=HYPERLINK("http://example.org"),"x"\r\n')
-    paths = Handle(store).export_runs((run_id,), str(tmp_path))
+    paths = StoredRuns(store).export_runs((run_id,), str(tmp_path))
     for path in paths:
         for row in read_csv(path):
             assert not any(value.startswith(("=", "+", "@", "\t")) for value in row.values())
@@ -314,7 +309,7 @@ def test_the_decimal_point_does_not_follow_the_locale(
         break
     try:
         saved = store.save_compare(report)
-        [path, *_] = Handle(store).export_runs((saved.run_id,), str(tmp_path))
+        [path, *_] = StoredRuns(store).export_runs((saved.run_id,), str(tmp_path))
     finally:
         locale.setlocale(locale.LC_ALL, before)
     first = read_csv(path)[0]
@@ -326,7 +321,7 @@ def test_an_export_overwrites_nothing_and_several_runs_share_a_file(
     store: RunStore, report: CompareReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = tuple(store.save_compare(report).run_id for _ in range(2))
-    handle = Handle(store)
+    handle = StoredRuns(store)
     paths = handle.export_runs(ids, str(tmp_path))
     rows = read_csv(paths[0])
     assert {row["session_id"] for row in rows} == set(ids)
@@ -352,7 +347,7 @@ class _Frozen:
 
 
 def test_a_report_in_memory_can_be_exported(report: CompareReport, tmp_path: Path) -> None:
-    paths = Handle(RunStore(tmp_path / "runs")).export_report(report, str(tmp_path))
+    paths = StoredRuns(RunStore(tmp_path / "runs")).export_report(report, str(tmp_path))
     assert len(paths) == 3
     assert not (tmp_path / "runs").exists()
 
@@ -369,7 +364,7 @@ def test_a_bench_is_stored_with_its_rows(store: RunStore, tmp_path: Path) -> Non
     assert (found.summary.kind, found.summary.model_name) == ("bench", "demo")
     assert found.summary.headline == "1 cases, 3 s"
     assert found.request == {"shape": "demo", "rows": "1"}
-    [path] = Handle(store).export_runs((run_id,), str(tmp_path))
+    [path] = StoredRuns(store).export_runs((run_id,), str(tmp_path))
     [row] = read_csv(path)
     assert row["session_id"] == run_id
     assert (row["ms_per_round_median"], row["label"]) == ("2.0", "'-b")
@@ -379,7 +374,7 @@ def test_the_difference_of_two_runs(store: RunStore, report: CompareReport, tmp_
     first = store.save_compare(report).run_id
     other = make_report(tmp_path, effect_pct=-5.0, tokens=48)
     second = store.save_compare(replace(other, machine={**MACHINE, "cpu_model": "another"})).run_id
-    handle = Handle(store)
+    handle = StoredRuns(store)
     assert handle.diff_runs(first, first) == ()
     found = {(row.section, row.name): row for row in handle.diff_runs(first, second)}
     assert found["request", "tokens"].first == "32"

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""An A/B on a loaded model: texts, paths, rounds, what is restored, and the model loaded anew."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from checkpoints import make_checkpoint
+
+from engine.api import (
+    CompareFailed,
+    CompareFinished,
+    CompareProgress,
+    CompareProgressed,
+    CompareRequest,
+    Event,
+    Failed,
+    GenerateRequest,
+    Generation,
+    KnobsRefused,
+    Loaded,
+    Message,
+)
+from engine.engine import Engine
+from engine.errors import NumericsError, UsageError
+from engine.measure.ab import CompareStopped
+from engine.measure.ab_engine import tokens_hash
+from engine.measure.ab_session import compare_on
+from engine.paths import demo_model
+from engine.runner import ThreadedEngine
+
+FLIP = {"QWEN38_VERIFY_GRAPH": "0"}
+SHORT = {"workload": "prompt", "prompt": "Why?", "tokens": 8, "pairs": 6}
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine.open(demo_model(), threads=1, context_tokens=256) as opened:
+        yield opened
+
+
+def alone(engine: Engine) -> Generation:
+    """The answer that the short request gets outside a comparison."""
+    message = Message("user", SHORT["prompt"])
+    return engine.generate(
+        GenerateRequest(messages=(message,), max_tokens=SHORT["tokens"], ignore_stop_tokens=True)
+    )
+
+
+def test_a_flip_is_compared_on_equal_texts_and_put_back(engine: Engine) -> None:
+    before = engine.knobs
+    report = compare_on(engine, CompareRequest(candidate=FLIP, **SHORT))
+    assert report.verdict in ("better", "worse", "not resolved")
+    assert report.tokens_identical
+    assert report.engaged_differs
+    assert report.n_pairs == 6
+    assert dict(report.base.engaged)["tape replays"] > 0
+    assert dict(report.candidate.engaged)["tape replays"] == 0
+    assert report.candidate_knobs == (*report.base_knobs, *FLIP.items())
+    assert report.base.rounds == report.candidate.rounds
+    assert (report.threads, report.model_path) == (1, str(demo_model()))
+    assert report.kernels[-1].name == "unaccounted"
+    assert sum(row.base_ms_per_round for row in report.kernels) == pytest.approx(
+        report.base.ms_per_round, rel=1e-3
+    )
+    assert engine.knobs is before
+
+
+def test_an_answer_is_the_one_that_generate_gives(engine: Engine) -> None:
+    report = compare_on(engine, CompareRequest(candidate=FLIP, **SHORT))
+    alone = engine.generate(
+        GenerateRequest(messages=(Message("user", "Why?"),), max_tokens=8, ignore_stop_tokens=True)
+    )
+    assert {block.tokens_sha256_12 for block in report.blocks} == {tokens_hash(alone.token_ids)}
+    assert {block.tokens for block in report.blocks} == {8}
+    assert {block.rounds for block in report.blocks} == {alone.rounds}
+    assert {block.prompt_tokens for block in report.blocks} == {alone.prompt_tokens}
+
+
+def test_both_sides_follow_a_reference_text(engine: Engine) -> None:
+    text = "A text that this model would never have written by itself at all, not ever."
+    request = CompareRequest(candidate=FLIP, forced=True, reference=text, **SHORT)
+    report = compare_on(engine, request)
+    assert {block.tokens_sha256_12 for block in report.blocks} == {
+        tokens_hash(engine.encode(text)[:8])
+    }
+    assert any("given text" in note for note in report.notes)
+
+
+def test_a_forced_run_without_a_text_follows_what_the_base_writes(engine: Engine) -> None:
+    own = compare_on(engine, CompareRequest(candidate=FLIP, forced=True, **SHORT))
+    assert {block.tokens_sha256_12 for block in own.blocks} == {
+        tokens_hash(alone(engine).token_ids)
+    }
+
+
+def test_what_changes_nothing_is_refused_before_anything_runs(engine: Engine) -> None:
+    for changes, words in (
+        ({"QWEN38_VERIFY_GRAPH": "1"}, "what the base is already"),
+        ({"QWEN38_NO_SUCH": "1"}, "QWEN38_NO_SUCH"),
+        ({"QWEN38_VERIFY_GRAPH": "2"}, "is not accepted"),
+        ({"QWEN38_CPU_ISA": "reference"}, "rondo ab"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            compare_on(engine, CompareRequest(candidate=changes, **SHORT))
+
+
+def test_an_error_inside_a_round_restores_and_keeps(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, real, calls = engine.knobs, engine.generate, []
+
+    def generate(*args: object, **kwargs: object) -> object:
+        calls.append(1)
+        if len(calls) == 2 + 2 * 6 + 2 + 5:
+            raise NumericsError("A NaN.", kept="The model stays.", next_step="Look.")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(engine, "generate", generate)
+    with pytest.raises(CompareStopped, match=r"A NaN\. 2 complete pairs are kept"):
+        compare_on(engine, CompareRequest(candidate=FLIP, **SHORT))
+    assert engine.knobs is before
+
+
+def test_a_cancel_inside_a_reload_run_puts_the_first_model_back() -> None:
+    """The instruction set changes with the side; the old model is freed before the new one is read."""
+    holder = [Engine.open(demo_model(), threads=1, context_tokens=256)]
+    first = weakref.ref(holder[0])
+    before = holder[0].knobs
+    alive_when_loaded: list[bool] = []
+    devices: list[str] = []
+    cancel = threading.Event()
+
+    def on_engine(opened: Engine | None) -> None:
+        holder[:] = [] if opened is None else [opened]
+        if opened is not None:
+            gc.collect()
+            alive_when_loaded.append(first() is not None)
+            devices.append(opened.card.device)
+
+    def on_progress(progress: CompareProgress) -> None:
+        if progress.stage.startswith("noise"):
+            cancel.set()
+
+    request = CompareRequest(candidate={"QWEN38_CPU_ISA": "reference"}, **SHORT)
+    report = compare_on(
+        holder[0], request, on_engine=on_engine, on_progress=on_progress, cancel=cancel
+    )
+    assert report.verdict in ("cancelled", "invalid")  # near ties may fall differently
+    assert report.reloaded
+    assert "PyTorch" in devices[0]
+    assert devices[-1] == report_device(holder[0])
+    assert not any(alive_when_loaded)
+    assert holder[0].knobs is before
+    holder[0].close()
+
+
+def report_device(engine: Engine) -> str:
+    assert "PyTorch" not in engine.card.device
+    return engine.card.device
+
+
+class Listener:
+    """Collects a handle's events."""
+
+    def __init__(self, handle: ThreadedEngine) -> None:
+        self.handle = handle
+        self.seen: list[Event] = []
+
+    def wait(self, wanted: Callable[[Event], bool] | type[Event]) -> Event:
+        is_wanted = (lambda e: isinstance(e, wanted)) if isinstance(wanted, type) else wanted
+        end_s = time.monotonic() + PATIENCE_S
+        at = 0
+        while time.monotonic() < end_s:
+            self.seen += self.handle.events()
+            for event in self.seen[at:]:
+                if is_wanted(event):
+                    return event
+            at = len(self.seen)
+            time.sleep(0.005)
+        raise AssertionError(f"not seen in {PATIENCE_S} s: {self.seen}")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    make_checkpoint(folder, max_position_embeddings=4096)
+    return folder
+
+
+@pytest.fixture
+def handle(model: Path) -> Iterator[ThreadedEngine]:
+    opened = ThreadedEngine(threads=1)
+    opened.load(str(model))
+    Listener(opened).wait(Loaded)
+    yield opened
+    assert opened.close(PATIENCE_S)
+
+
+def test_the_thread_runs_it_stores_it_and_shows_the_rounds_it_reports(
+    handle: ThreadedEngine,
+) -> None:
+    listener, cursor = Listener(handle), handle.ring.count
+    compare_id = handle.compare(CompareRequest(candidate=FLIP, label="thread", **SHORT))
+    listener.wait(CompareProgressed)
+    assert handle.snapshot().state == "comparing"
+    request_id = handle.generate(GenerateRequest(messages=(Message("user", "Hello"),)))
+    handle.set_knobs({"QWEN38_MTP_DEPTH": "1"})
+    done = listener.wait(CompareFinished)
+    assert done.compare_id == compare_id
+    [failed] = [event for event in listener.seen if isinstance(event, Failed)]
+    assert (failed.request_id, failed.report.title) == (request_id, "The engine is busy")
+    assert [e for e in listener.seen if isinstance(e, KnobsRefused)]
+    rows, _, lost = handle.ring.since(cursor)
+    reported = [ms for block in done.report.blocks for ms in block.round_ms]
+    assert lost == 0
+    assert rows["round_ms"][-len(reported) :].tolist() == reported
+    assert set(rows["request_id"].tolist()) == {0}
+    run = handle.run(done.report.run_id)
+    assert run.compare == done.report
+    assert [summary.label for summary in handle.runs()] == ["thread"]
+    again = handle.generate(GenerateRequest(messages=(Message("user", "Hello"),), max_tokens=2))
+    assert again == request_id + 1
+    listener.wait(lambda e: getattr(e, "request_id", 0) == again and not isinstance(e, Failed))
+
+
+def test_opening_another_model_ends_it_and_keeps_the_pairs(
+    handle: ThreadedEngine, model: Path
+) -> None:
+    listener = Listener(handle)
+    handle.compare(CompareRequest(candidate=FLIP, **{**SHORT, "pairs": 200}))
+    listener.wait(lambda e: isinstance(e, CompareProgressed) and e.progress.done_pairs == 1)
+    handle.load(str(model))
+    done = listener.wait(CompareFinished)
+    assert done.report.n_pairs >= 1
+    assert "Opening a model ended it after" in done.report.reason
+    listener.wait(Loaded)
+
+
+def test_without_a_model_it_fails_in_words() -> None:
+    handle = ThreadedEngine(threads=1)
+    try:
+        handle.compare(CompareRequest(candidate=FLIP, **SHORT))
+        failed = Listener(handle).wait(CompareFailed)
+        assert failed.error.cause == "No model is loaded."
+    finally:
+        assert handle.close(PATIENCE_S)
