@@ -40,7 +40,8 @@ FLAGS = (
     "all-warnings",
 )
 MAX_THREADS = 512
-STATIC_SHARED_BYTES = 48 * 1024
+MAX_SHARED_BYTES = 48 * 1024  # what a launch gets without asking the driver for more
+_INVALID_CONTEXT = 201
 
 
 @dataclass(frozen=True)
@@ -183,9 +184,12 @@ class CudaLibrary:
         self._driver = _driver()
         self._modules: dict[str, ctypes.c_void_p] = {}
         self._functions: dict[tuple[str, str], ctypes.c_void_p] = {}
+        # PyTorch's own context: the first call of each thread that launches makes it current there.
         torch.cuda.init()
-        with torch.cuda.device(self.device):
-            torch.cuda.current_stream().synchronize()  # makes the context current in this thread
+        self._context = ctypes.c_void_p()
+        self._call("cuInit", 0)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
+        self._call("cuCtxSetCurrent", self._context)
 
     def function(self, source: str, entry: str) -> ctypes.c_void_p:
         """The handle of a kernel; the first call for a source compiles and loads it.
@@ -223,16 +227,18 @@ class CudaLibrary:
         """
         if not 1 <= grid < 1 << 31 or not 1 <= threads <= MAX_THREADS:
             raise ValueError(f"a grid of {grid} blocks of {threads} threads cannot be launched")
-        if not 0 <= shared_bytes <= STATIC_SHARED_BYTES:
+        if not 0 <= shared_bytes <= MAX_SHARED_BYTES:
             raise ValueError(f"{shared_bytes} bytes of shared memory are more than a block has")
         places = (ctypes.c_void_p * len(arguments))(
             *(ctypes.addressof(argument) for argument in arguments)
         )
         stream = ctypes.c_void_p(torch.cuda.current_stream(self.device).cuda_stream)
-        self._call(
-            "cuLaunchKernel",
-            *(function, grid, 1, 1, threads, 1, 1, shared_bytes, stream, places, None),
-        )
+        launch = (function, grid, 1, 1, threads, 1, 1, shared_bytes, stream, places, None)
+        code = self._driver.cuLaunchKernel(*launch)
+        if code == _INVALID_CONTEXT:  # this thread's first call
+            self._call("cuCtxSetCurrent", self._context)
+            code = self._driver.cuLaunchKernel(*launch)
+        self._require("cuLaunchKernel", code)
 
     def _module(self, source: str) -> ctypes.c_void_p:
         if source not in self._modules:
@@ -243,7 +249,9 @@ class CudaLibrary:
         return self._modules[source]
 
     def _call(self, name: str, *arguments: object) -> None:
-        code = getattr(self._driver, name)(*arguments)
+        self._require(name, getattr(self._driver, name)(*arguments))
+
+    def _require(self, name: str, code: int) -> None:
         if code:
             text = ctypes.c_char_p()
             self._driver.cuGetErrorString(code, ctypes.byref(text))
