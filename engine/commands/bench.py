@@ -44,7 +44,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--suite",
         default=",".join(SUITES),
         metavar="LIST",
-        help=", ".join(SUITES) + "; or alone: policies (drafting policies against the router)",
+        help=", ".join(SUITES) + "; or alone: policies (drafting policies against the router), "
+        "plan (a GPU round predicted from its bytes)",
     )
     parser.add_argument("--rows", metavar="LIST", help="verify rows (default: 1,2,4,8,16,32)")
     parser.add_argument("--prefill", default="256,1024", metavar="LIST", help="prompt tokens")
@@ -109,6 +110,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     """Measure, print, then write the files that were asked for."""
+    if arguments.suite == "plan":
+        from engine.commands.bench_plan import run_plan_suite
+
+        return run_plan_suite(arguments)
     if arguments.suite == "policies":
         from engine.commands.bench_policies import run_policy_suite
 

@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+from engine.cli import main
 from engine.commands.bench_plan import run_plan_suite
 from engine.errors import UsageError
 from engine.load.synthetic import synthetic_weights
@@ -80,3 +81,10 @@ def test_every_form_of_the_plan_says_that_it_is_predicted(
 def test_a_request_that_plans_nothing_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         run_plan_suite(_arguments(**changes))
+
+
+def test_the_bench_command_has_the_suite(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["bench", "--suite", "plan", "--shape", "qwen3.8-27b:4", "--rows", "8", "--json"]) == 0
+    )
+    assert json.loads(capsys.readouterr().out)["shape"] == "qwen3.8-27b:4"
