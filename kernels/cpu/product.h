@@ -31,6 +31,11 @@ struct rondo_linear_args {
   int32_t columns;   // outputs stored; at most tiles * 16 (with silu_mul: tiles * 8)
   int32_t out_fp32;  // 0: bf16
   int32_t silu_mul;  // tiles alternate gate, up
+  // How to walk them (kernels/cpu/blocking.py); no sum depends on it.
+  int32_t block_rows;   // rows computed together; 0: as many as the format can
+  int32_t chunk_tiles;  // even, 2 .. kMostChunkTiles
+  int32_t step_inputs;  // a multiple of 128; 0: k_step
+  int32_t ahead_bytes;  // how far ahead weights are fetched
   int32_t reserved;
 };
 
@@ -42,9 +47,8 @@ constexpr int kActivationBytes = 2;
 #else
 constexpr int kActivationBytes = 4;
 #endif
-// Tiles whose sums are kept while the inputs are taken step by step.
-constexpr int kChunkTiles = 16;
-constexpr int64_t kPrefetchBytes = 4096;
+// The most tiles whose sums are kept while the inputs are taken step by step.
+constexpr int kMostChunkTiles = 64;
 
 // Where to prefetch from while a visit to `chunk` bytes goes on: `distance` further, or at the start
 // of the next visit, `next` bytes from the start of this one, once that would leave the chunk.
@@ -76,8 +80,10 @@ struct TileArgs {
 RONDO_INLINE int32_t k_step(int32_t m) { return m <= 2 ? 1 << 30 : (4096 / m) & ~127; }
 
 template <class Format>
-RONDO_INLINE int32_t row_blocks(int32_t rows) {
-  return (rows + Format::kMaxRows - 1) / Format::kMaxRows;
+RONDO_INLINE int32_t row_blocks(const rondo_linear_args* a) {
+  const bool fewer = a->block_rows > 0 && a->block_rows < Format::kMaxRows;
+  const int32_t most = fewer ? a->block_rows : Format::kMaxRows;
+  return (a->rows + most - 1) / most;
 }
 RONDO_INLINE int32_t block_begin(int32_t rows, int32_t blocks, int32_t b) {
   return int32_t(int64_t(rows) * b / blocks);
@@ -190,7 +196,7 @@ struct Activations {
 // The pack step: workers repack the activation blocks of a long run of rows together.
 template <class Format>
 static void pack_rows(const rondo_linear_args* a, int32_t worker, int32_t workers) {
-  const int32_t blocks = row_blocks<Format>(a->rows);
+  const int32_t blocks = row_blocks<Format>(a);
   const rondo_range mine = rondo_share(blocks, worker, workers);
   for (int64_t b = mine.begin; b < mine.end; b++) {
     const int32_t row = block_begin(a->rows, blocks, int32_t(b));
@@ -234,7 +240,7 @@ template <class Format, int M>
 static void sweep(const rondo_linear_args* a, const void* x, int32_t row, int64_t t0, int64_t t1,
                   float* sums) {
   constexpr int T = Format::template together<M>();
-  const int32_t step = k_step(M);
+  const int32_t step = a->step_inputs ? a->step_inputs : k_step(M);
   const int64_t scale_stride = a->scale ? a->scale_stride : 0;
   TileArgs t{};
   t.scale_stride = scale_stride;
@@ -250,9 +256,9 @@ static void sweep(const rondo_linear_args* a, const void* x, int32_t row, int64_
       const bool onward = tile + 2 < t1 || last;
       const int64_t on = onward ? 2 : t0 - tile;
       const int32_t further = onward ? 0 : t.k_count;
-      t.weight_ahead = Prefetch(kPrefetchBytes, Format::weight_offset(t.k_count),
+      t.weight_ahead = Prefetch(a->ahead_bytes, Format::weight_offset(t.k_count),
                                 on * a->weight_stride + Format::weight_offset(further));
-      t.scale_ahead = Prefetch(kPrefetchBytes / 8, Format::scale_offset(t.k_count),
+      t.scale_ahead = Prefetch(a->ahead_bytes / 8, Format::scale_offset(t.k_count),
                                on * scale_stride + Format::scale_offset(further));
       t.weight = a->weight + tile * a->weight_stride + weight_at;
       t.scale = a->scale ? a->scale + tile * scale_stride + scale_at : nullptr;
@@ -290,7 +296,7 @@ static void product(const rondo_linear_args* a, int32_t worker, int32_t workers)
   const rondo_range pairs = rondo_share((int64_t(a->tiles) + 1) / 2, worker, workers);
   const int64_t t0 = pairs.begin * 2, t1 = pairs.end * 2 < a->tiles ? pairs.end * 2 : a->tiles;
   if (t0 >= t1) return;
-  const int32_t blocks = row_blocks<Format>(a->rows);
+  const int32_t blocks = row_blocks<Format>(a);
   const int64_t row_bytes = Format::row_bytes(a->k_padded);
   const uint8_t* x = a->packed;
 #if defined(RONDO_BF16_DOT)
@@ -304,9 +310,9 @@ static void product(const rondo_linear_args* a, int32_t worker, int32_t workers)
     }
     x = own;
   }
-  alignas(64) float sums[kChunkTiles * Format::kMaxRows * 16];
-  for (int64_t t = t0; t < t1; t += kChunkTiles) {
-    const int64_t end = t + kChunkTiles < t1 ? t + kChunkTiles : t1;
+  alignas(64) float sums[kMostChunkTiles * Format::kMaxRows * 16];
+  for (int64_t t = t0; t < t1; t += a->chunk_tiles) {
+    const int64_t end = t + a->chunk_tiles < t1 ? t + a->chunk_tiles : t1;
     for (int32_t b = 0; b < blocks; b++) {
       const int32_t row = block_begin(a->rows, blocks, b);
       const int32_t m = block_begin(a->rows, blocks, b + 1) - row;

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.cpu.blocking import DEFAULT, Blocking
 from kernels.cpu.buffers import aligned_empty, aligned_zeros, require_rows
 from kernels.tape import Pool, Tape
 
@@ -43,6 +44,10 @@ class LinearArgs(ctypes.Structure):
         ("columns", ctypes.c_int32),
         ("out_fp32", ctypes.c_int32),
         ("silu_mul", ctypes.c_int32),
+        ("block_rows", ctypes.c_int32),
+        ("chunk_tiles", ctypes.c_int32),
+        ("step_inputs", ctypes.c_int32),
+        ("ahead_bytes", ctypes.c_int32),
         ("reserved", ctypes.c_int32),
     ]
 
@@ -191,6 +196,7 @@ def linear(
     name: str = "linear",
     columns: int | None = None,
     barrier: bool = True,
+    blocking: Blocking = DEFAULT,
 ) -> None:
     """Record out[:rows] = x[:rows] @ W^T (or silu(gate) * up for an interleaved weight).
 
@@ -201,6 +207,7 @@ def linear(
         out: bf16 or float32 [>= rows, columns], any row stride.
         columns: outputs to store; the default stores all, the pads of tiles as zeros.
         barrier: False when the next step neither reads `out` nor writes `x`.
+        blocking: how weights and rows are walked; the bits do not depend on it.
 
     Raises:
         ValueError: an operand or a count does not fit.
@@ -233,6 +240,10 @@ def linear(
         columns=width,
         out_fp32=int(out.dtype == torch.float32),
         silu_mul=int(packed.interleaved),
+        block_rows=blocking.rows,
+        chunk_tiles=blocking.tiles,
+        step_inputs=blocking.inputs,
+        ahead_bytes=blocking.ahead_bytes,
     )
     if rows > PRIVATE_ROWS:
         args.packed = pool.shared(packed_bytes)
