@@ -22,6 +22,7 @@ from engine.api import (
     LoadProgress,
     ModelCard,
 )
+from engine.engine_compare import EngineCompares
 from engine.errors import Cancelled, PromptError, UsageError
 from engine.knob_rows import idle_notices, knob_rows, served_values
 from engine.knobs import KnobSet
@@ -43,7 +44,7 @@ PREFILL_CHUNK = 256
 DEFAULT_CONTEXT_TOKENS = 32768  # or the model's own, if smaller
 
 
-class Engine:
+class Engine(EngineCompares):
     """One model and one live sequence; not safe to call from two threads at once.
 
     Made by `Engine.open`; a context manager.

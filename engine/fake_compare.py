@@ -83,6 +83,7 @@ class ScriptedSides:
             threads=1,
         )
         self.entered: list[tuple[str, bool]] = []  # what was put in effect, for tests
+        self.held: list[int] = []  # runs before each time learning was stopped
         self.restored = 0
         self.runs = 0
         self._script = script
@@ -93,6 +94,9 @@ class ScriptedSides:
     def enter(self, side: str, *, fresh: bool = False) -> None:
         self.entered.append((side, fresh))
         self._side = side
+
+    def hold(self) -> None:
+        self.held.append(self.runs)
 
     def restore(self) -> None:
         self.restored += 1

@@ -46,6 +46,9 @@ class Sides(Protocol):
     ) -> Measured:
         """One answer of the side that is in effect. Raises Cancelled within one round of `cancel`."""
 
+    def hold(self) -> None:
+        """Let nothing be learned any more; a fresh load learns again until the next call."""
+
     def restore(self) -> None:
         """Put back what was in effect before; called at every end."""
 
@@ -138,6 +141,7 @@ class _Run:
             self._sides.enter(side)
             for work in self._works:
                 self._others.append(self._one(f"warming the {side}", side, work, 0, 0))
+        self._sides.hold()
         if fault_of(self._evidence()):
             return
         if not self._noise:
@@ -182,6 +186,7 @@ class _Run:
                     self._others.append(
                         self._one(f"{stage}, warming", settings[side], work, index, place)
                     )
+                self._sides.hold()
                 for work in self._works:
                     self._timed(stage, side, settings[side], work, index, place, runs)
             return

@@ -77,8 +77,14 @@ class EngineSides:
     def enter(self, side: str, *, fresh: bool = False) -> None:
         self._apply(self._knobs[side], fresh=fresh)
 
+    def hold(self) -> None:
+        if self.engine is not None:
+            self.engine.freeze_learning()
+
     def restore(self) -> None:
         self._apply(self._before)
+        if self.engine is not None:
+            self.engine.freeze_learning(frozen=False)
 
     def run(
         self, side: str, work: Workload, *, pair: int, order: int, cancel: threading.Event

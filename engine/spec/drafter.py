@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from engine.spec.tree import DraftTree
 
@@ -46,3 +46,11 @@ class Drafter(Protocol):
 
     def settle(self, outcome: RoundOutcome) -> None:
         """Learn what the round committed; called after every round, also a plain one."""
+
+
+@runtime_checkable
+class Learns(Protocol):
+    """A drafter that learns across texts."""
+
+    def freeze(self, *, frozen: bool = True) -> None:
+        """Hold everything that outlives a text or comes from a clock, or let it be learned again."""

@@ -29,11 +29,14 @@ from engine.api import (
 )
 from engine.engine import Engine
 from engine.errors import NumericsError, UsageError
+from engine.knobs import KnobSet
 from engine.measure.ab import CompareStopped
 from engine.measure.ab_engine import tokens_hash
 from engine.measure.ab_session import compare_on
 from engine.paths import demo_model
 from engine.runner import ThreadedEngine
+from engine.spec.drafters import Drafters
+from engine.spec.lookup_memory import Memory
 
 FLIP = {"QWEN38_VERIFY_GRAPH": "0"}
 SHORT = {"workload": "prompt", "prompt": "Why?", "tokens": 8, "pairs": 6}
@@ -99,6 +102,49 @@ def test_a_forced_run_without_a_text_follows_what_the_base_writes(engine: Engine
     assert {block.tokens_sha256_12 for block in own.blocks} == {
         tokens_hash(alone(engine).token_ids)
     }
+
+
+def test_learning_is_held_while_it_is_timed_and_goes_on_afterwards(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[bool] = []
+    real = engine.generate
+
+    def generate(*args: object, **kwargs: object) -> object:
+        states.append(engine._memory.rate.learning)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(engine, "generate", generate)
+    compare_on(engine, CompareRequest(candidate=FLIP, **SHORT))
+    assert states[:2] == [True, True]
+    assert not any(states[2:])
+    assert engine._memory.rate.learning
+
+
+def test_a_drafter_made_while_learning_is_held_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Router:
+        frozen = False
+
+        def freeze(self, *, frozen: bool = True) -> None:
+            self.frozen = frozen
+
+    router, memory = Router(), Memory()
+    monkeypatch.setattr("engine.spec.drafters.choose_drafter", lambda *given: router)
+    drafters = Drafters(None, memory)
+    drafters.freeze()
+    assert drafters.of(KnobSet({})) is router
+    assert router.frozen
+    assert not memory.rate.learning
+    drafters.freeze(frozen=False)
+    assert not router.frozen
+    assert memory.rate.learning
+
+
+def test_a_program_compares_on_the_engine_itself(engine: Engine) -> None:
+    report = engine.compare({}, FLIP, **SHORT)
+    assert report.request.candidate == tuple(FLIP.items())
+    assert report.run_id == ""
+    assert report.n_pairs == 6
 
 
 def test_what_changes_nothing_is_refused_before_anything_runs(engine: Engine) -> None:

@@ -84,6 +84,7 @@ def test_pairs_alternate_and_swap_their_order(store: NoiseStore) -> None:
     pairs = ["candidate", "base"] + ["base", "candidate", "candidate", "base"] * 5
     assert names == ["base", "candidate", *noise, *pairs]
     blocks = [(b.pair_index, b.order_in_pair, b.side) for b in report.blocks]
+    assert sides.held == [2]  # behind the warm-up of both sides, before anything is timed
     assert blocks[:4] == [(1, 0, "base"), (1, 1, "candidate"), (2, 0, "candidate"), (2, 1, "base")]
     assert sides.restored == 1
 
@@ -318,7 +319,7 @@ def test_an_outlier_is_marked_and_kept(store: NoiseStore) -> None:
 
     class Hiccup:
         setting = sides.setting
-        enter, restore = sides.enter, sides.restore
+        enter, hold, restore = sides.enter, sides.hold, sides.restore
 
         def run(self, *args: object, **kwargs: object) -> object:
             one = sides.run(*args, **kwargs)
