@@ -42,8 +42,12 @@ class SkinnyTile:
 
 
 def default_tile(outputs: int, inputs: int) -> SkinnyTile:
-    """The setting of a shape that no table names: a function of the shape alone."""
-    warps = 16
+    """The setting of a shape that no table names: a function of the shape alone.
+
+    Eight warps split the inputs of the served model evenly, and two such blocks fit a multiprocessor's
+    registers: one reads while the other adds its sums.
+    """
+    warps = 8
     while warps > 1 and warps * 2 > inputs // STEP:
         warps //= 2
     return SkinnyTile(nt=2 if outputs >= 4096 else 1, wk=warps)

@@ -240,8 +240,8 @@ def test_an_unreadable_table_is_named(tmp_path: Path) -> None:
 
 
 def test_the_rule_of_a_shape() -> None:
-    assert default_tile(17408, 5120) == SkinnyTile(nt=2, wk=16, pf=1)
-    assert default_tile(1024, 5120) == SkinnyTile(nt=1, wk=16, pf=1)
+    assert default_tile(17408, 5120) == SkinnyTile(nt=2, wk=8, pf=1)
+    assert default_tile(1024, 5120) == SkinnyTile(nt=1, wk=8, pf=1)
     assert default_tile(256, 256) == SkinnyTile(nt=1, wk=1, pf=1)
     tile = SkinnyTile(nt=4, wk=8, pf=1)
     assert fitted(tile, 5120, 32) == replace(tile, pf=0)
