@@ -11,9 +11,10 @@ import pytest
 
 from engine.errors import UsageError
 from engine.knobs import KnobSet
-from engine.spec.choose_drafter import SWITCHES, choose_drafter
+from engine.spec.choose_drafter import SWITCHES
 from engine.spec.corpus import CorpusError, build_corpus, tokenizer_sha256
 from engine.spec.drafter import Drafter, RoundOutcome
+from engine.spec.drafters import Drafters
 from engine.spec.lookup import LookupDrafter
 from engine.spec.lookup_first import LookupFirst
 from engine.spec.lookup_memory import Memory, open_memory, parse_store
@@ -25,9 +26,13 @@ def knobs(**values: str) -> KnobSet:
     return KnobSet.resolve(environ={}, changes=changes)
 
 
+def choose_with(switches: KnobSet, memory: Memory, mtp_layers: int = 1) -> Drafter | None:
+    backend = SimpleNamespace(config=SimpleNamespace(mtp_layers=mtp_layers), block=None)
+    return Drafters(backend, memory).of(switches)  # type: ignore[arg-type]
+
+
 def choose(memory: Memory | None = None, *, mtp_layers: int = 1, **values: str) -> Drafter | None:
-    backend = SimpleNamespace(config=SimpleNamespace(mtp_layers=mtp_layers))
-    return choose_drafter(knobs(**values), backend, memory or Memory())  # type: ignore[arg-type]
+    return choose_with(knobs(**values), memory or Memory(), mtp_layers)
 
 
 @pytest.fixture
@@ -67,24 +72,20 @@ def test_the_deep_chain_is_as_the_switches_say() -> None:
     assert (drafter.options.deep, drafter.options.deep_after) == (24, 1)
 
 
-def test_every_switch_that_shapes_a_drafter_is_named() -> None:
+def test_every_switch_that_is_read_makes_a_drafter_anew() -> None:
     asked: set[str] = set()
 
     class Asked(KnobSet):
-        def raw(self, name: str) -> tuple[str, str]:
-            raise AssertionError(name)
-
         def flag(self, name: str) -> bool:
             asked.add(name)
-            return True
+            return name == "LOOKUP" or super().flag(name)
 
         def number(self, name: str) -> int:
             asked.add(name)
-            return 3
+            return super().number(name)
 
-    backend = SimpleNamespace(config=SimpleNamespace(mtp_layers=1))
-    choose_drafter(Asked({}), backend, Memory())  # type: ignore[arg-type]
-    assert asked == set(SWITCHES)
+    assert isinstance(choose_with(Asked({}), Memory()), LookupFirst)
+    assert {"MTP_DEPTH", "MTP_TREE", "LOOKUP", "DEEP", "DEEP_AFTER"} <= asked <= set(SWITCHES)
 
 
 def test_deep_rounds_and_tokens_are_counted_over_all_drafters() -> None:
@@ -162,8 +163,8 @@ def test_a_prior_scores_from_the_first_round_on(model: Path, tmp_path: Path) -> 
     assert tree.scores == pytest.approx((1.0, 0.8, 0.64), rel=1e-12)
 
 
-def test_the_store_s_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/someone")
+def test_the_store_s_value(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     assert parse_store("") is None
-    assert parse_store("/a/b") == (Path("/a/b"), False)
-    assert parse_store("~/b:ro") == (Path("/home/someone/b"), True)
+    assert parse_store("a/b") == (Path("a/b"), False)
+    assert parse_store("~/b:ro") == (tmp_path / "b", True)
