@@ -101,8 +101,23 @@ for module in read_manifest(path if path.exists() else MANIFESTS / "sm_90a.toml"
 print(json.dumps({"target": library.target.name, "modules": built}, indent=1))
 PYTHON
 }
-export -f environment build
-export PYTHON
+# The products of a small shape under a tool of compute-sanitizer: accesses (memcheck), shared memory (racecheck).
+sanitize() {
+  command -v compute-sanitizer >/dev/null || { echo "not available: no compute-sanitizer here" >&2; return 1; }
+  compute-sanitizer --tool "$1" --error-exitcode 9 --log-file "$OUT/$1.txt" "$PYTHON" -c '
+import json
+from kernels.cuda_build import CudaLibrary
+from kernels.head import cuda_check as head
+from kernels.nvfp4_linear import cuda_check as nvfp4
+library = CudaLibrary()
+results = [*nvfp4.check(library, shapes=((44, 640),), orders=((4, 0),)), *head.check(library, shapes=((44, 640),))]
+print(json.dumps({"checks": len(results), "failed": sum(not r.ok for r in results)}))' || {
+    echo "see $1.txt: $(grep -m 1 -E "=+ (Invalid|Error|Warning|Race)" "$OUT/$1.txt")" >&2
+    return 1
+  }
+}
+export -f environment build sanitize
+export PYTHON OUT
 
 table() {
   "$PYTHON" - "$OUT" <<'PYTHON'
@@ -162,6 +177,8 @@ stage gate 120 "$PYTHON" -m kernels.cubin_gate
 stage check 180 "$PYTHON" -m engine check --device cuda --json
 # shellcheck disable=SC2086 # no sweep means no option
 stage cold 150 "$PYTHON" -m kernels.cuda_bench --json $SWEEP
+stage memcheck 60 bash -c "sanitize memcheck"
+stage racecheck 60 bash -c "sanitize racecheck"
 stage agree 120 "$PYTHON" -m engine agree --device cuda --json
 stage agree-eager 120 "$PYTHON" -m engine agree --device cuda --json --knob QWEN38_VERIFY_GRAPH=0
 stage rounds 120 "$PYTHON" -m engine bench --device cuda --json --shape qwen3.8-27b:8 --suite decode,verify

@@ -63,6 +63,8 @@ def test_every_stage_says_how_it_went(tmp_path: Path) -> None:
     for name in ("environment", "build", "check", "cold", "plan"):
         assert stages[name] == ["ok", ""]
     assert stages["gate"] == ["not available", "why: no cuobjdump on this machine"]
+    if not shutil.which("compute-sanitizer"):
+        assert stages["memcheck"] == ["not available", "why: no compute-sanitizer here"]
     missing = "why: The GPU backend is not part of this version."
     assert stages["agree"] == stages["agree-eager"] == ["not available", missing]
     assert stages["rounds"][0] == "not available"
