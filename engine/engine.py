@@ -137,6 +137,7 @@ class Engine(EngineCompares):
         )
         card = opened.card(checkpoint, knobs=knobs, load_s=time.perf_counter() - begun)
         engine = Engine(checkpoint, opened.backend, knobs, card, memory)
+        engine._drafters.prepare(knobs, on_error=engine.close)
         idle = idle_notices(knobs, backend=card.backend, offers=engine.offers)
         engine.card = replace(card, notices=(*card.notices, *idle))
         engine._describe = lambda now: opened.card(checkpoint, knobs=now, load_s=card.load_s)
@@ -273,6 +274,8 @@ class Engine(EngineCompares):
         ids, dropped = fitted(
             ids, self._backend.capacity, truncate=request.truncate, max_tokens=request.max_tokens
         )
+        if request.speculate and drafter is None:
+            self._drafters.prepare(self._knobs)
         stream = AnswerStream(self._checkpoint, request.stop, thinking, on_text)
         stop_ids = frozenset() if request.ignore_stop_tokens else self._stop_ids
         loop = DecodeLoop(

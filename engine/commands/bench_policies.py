@@ -78,7 +78,7 @@ def _model(arguments: argparse.Namespace, knobs: KnobSet, cancel: threading.Even
             prompts.append(Prompt(workload, tuple(rendered.token_ids)))
         return run_policies(
             opened.backend,
-            _policies(opened.backend, knobs, opened.threads),
+            _policies(opened.backend, knobs),
             prompts,
             stop_ids=frozenset(checkpoint.stop_ids),
             tokens=arguments.tokens,
@@ -93,7 +93,7 @@ def _model(arguments: argparse.Namespace, knobs: KnobSet, cancel: threading.Even
 _CAPACITY = 2048  # positions; the prompts and their answers are short
 
 
-def _policies(backend: Backend, knobs: KnobSet, threads: int) -> dict[str, Drafter | None]:
+def _policies(backend: Backend, knobs: KnobSet) -> dict[str, Drafter | None]:
     """Every fixed policy that the model has the drafters for, and the router over all of them."""
     policies: dict[str, Drafter | None] = {PLAIN: None}
     if backend.config.mtp_layers:
@@ -102,7 +102,7 @@ def _policies(backend: Backend, knobs: KnobSet, threads: int) -> dict[str, Draft
     rate = LookupRate()
     policies[ROUTER] = build_staircut(
         backend,
-        live_prices(backend, str(knobs.path("STAIR_TABLES") or ""), threads=threads),
+        live_prices(backend, knobs.path("STAIR_TABLES") or ""),
         lookup=LookupDrafter(rate=rate),
         rate=rate,
         mtp_branches=knobs.number("MTP_TREE"),

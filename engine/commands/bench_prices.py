@@ -33,7 +33,6 @@ class _Subject:
     backend: Backend
     name: str
     weight_format: str
-    threads: int
 
 
 def run_prices(arguments: argparse.Namespace, cancel: threading.Event) -> int:
@@ -55,7 +54,7 @@ def run_prices(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     subject = _open(arguments, request, knobs, cancel)
     try:
         subject.backend.reset(speculate=False)
-        key = PriceKey.of(subject.backend, threads=subject.threads)
+        key = PriceKey.of(subject.backend)
         classes = measure_prices(
             subject.backend,
             request,
@@ -95,7 +94,7 @@ def _open(
     weights = synthetic_weights(shape.config, arguments.weights, arguments.seed)
     capacity = min(request.capacity, shape.config.context_tokens)
     backend = backend_factory(knobs)(shape.config, weights, capacity=capacity, threads=threads)
-    return _Subject(backend, f"{shape.name}, synthetic", arguments.weights.upper(), threads)
+    return _Subject(backend, f"{shape.name}, synthetic", arguments.weights.upper())
 
 
 def _open_model(
@@ -117,7 +116,7 @@ def _open_model(
         float32=False,
         cancel=cancel,
     )
-    return _Subject(opened.backend, checkpoint.name, checkpoint.weight_format, opened.threads)
+    return _Subject(opened.backend, checkpoint.name, checkpoint.weight_format)
 
 
 def _provenance(

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from engine.knobs import KnobSet
 from engine.model.backend import Backend
 from engine.spec.block import WIDE, BlockDrafter
@@ -11,23 +13,60 @@ from engine.spec.lookup import LookupDrafter, LookupOptions
 from engine.spec.lookup_first import LookupFirst
 from engine.spec.lookup_memory import Memory
 from engine.spec.mtp import MtpChain, MtpTree
+from engine.spec.price_store import unmeasured_prices
+from engine.spec.staircut import StairCut
+from engine.spec.staircut_build import build_staircut
+from engine.spec.staircut_prices import LivePrices
 
 # The switches that shape a drafter: while none of them changes, a drafter that was made can be kept.
 SWITCHES = (
     "MTP_DEPTH", "MTP_TREE", "LOOKUP", "DEEP", "DEEP_AFTER", "DFLASH2", "DF2_TEMP", "DF2_TREE_MODE",
+    "LEN_SWITCH", "LEN_MODE", "STAIR_SKIP",
 )  # fmt: skip
 
 
-def choose_drafter(knobs: KnobSet, backend: Backend, memory: Memory) -> Drafter | None:
-    """A new drafter over `backend`; None where every source is switched off or missing."""
+def choose_drafter(
+    knobs: KnobSet,
+    backend: Backend,
+    memory: Memory,
+    prices: Callable[[], LivePrices] = unmeasured_prices,
+) -> Drafter | None:
+    """A new drafter over `backend`; None where every source is switched off or missing.
+
+    `prices` gives the router's, which all settings of one backend share.
+    """
     block, head = block_drafter(knobs, backend, memory), _mtp(knobs, backend)
     # A block drafter that was asked for comes first; one that merely lies beside the model does not.
     if block is not None and (head is None or knobs.raw("DFLASH2")[0].strip()):
         head = block
     lookup = _lookup(knobs, memory)
+    if knobs.flag("LEN_SWITCH") and (head is not None or lookup is not None):
+        return _router(knobs, backend, memory, prices(), lookup, block)
     if head is not None and lookup is not None:
         return LookupFirst(lookup, head)
     return lookup or head
+
+
+def _router(
+    knobs: KnobSet,
+    backend: Backend,
+    memory: Memory,
+    prices: LivePrices,
+    lookup: LookupDrafter | None,
+    block: BlockDrafter | None,
+) -> StairCut:
+    return build_staircut(
+        backend,
+        prices,
+        lookup=lookup,
+        rate=memory.rate,
+        mtp_steps=knobs.number("MTP_DEPTH"),
+        mtp_branches=knobs.number("MTP_TREE"),
+        block=block,
+        skip=knobs.flag("STAIR_SKIP"),
+        whole=knobs.choice("LEN_MODE") == "fixed",
+        counts=memory.counts,
+    )
 
 
 def block_drafter(

@@ -11,6 +11,8 @@ import hashlib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import torch
+
 from engine.errors import UsageError
 from engine.measure.machine import cpu_model
 from engine.measure.price_run import quick_prices
@@ -33,7 +35,7 @@ class PriceKey:
     model: str
 
     @staticmethod
-    def of(backend: Backend, *, threads: int) -> PriceKey:
+    def of(backend: Backend) -> PriceKey:
         """The key of a backend whose sequence is empty.
 
         A model counts by its geometry and by the bytes of a round, which tell its formats apart, not by the
@@ -48,7 +50,7 @@ class PriceKey:
         return PriceKey(
             machine=cpu_model(),
             isa=backend.pool.library.isa if native else "torch",
-            threads=backend.pool.threads if native else threads,
+            threads=backend.pool.threads if native else torch.get_num_threads(),
             backend=backend.name,
             kernels=backend.pool.library.path.stem.rpartition("-")[2] if native else "",
             model=hashlib.sha256(shape.encode()).hexdigest()[:12],
@@ -61,9 +63,9 @@ class PriceKey:
         return price_tables_dir() / f"{self.model}-{name}.json"
 
 
-def given_prices(text: str) -> PriceTable:
+def given_prices(path: str | Path) -> PriceTable:
     """The table of the file that QWEN38_STAIR_TABLES names; UsageError when it is none."""
-    path = product_path(text)
+    path = product_path(str(path))
     return read_prices(path, source=f"file given by QWEN38_STAIR_TABLES: {path}")
 
 
@@ -89,8 +91,8 @@ def default_prices() -> PriceTable:
     return replace(table, source=f"shipped default: proportions of the demo model on {machine}")
 
 
-def live_prices(backend: Backend, given: str = "", *, threads: int) -> LivePrices:
-    """The prices a router starts from; the backend's sequence is empty before and afterwards.
+def live_prices(backend: Backend, given: str | Path = "") -> LivePrices:
+    """The prices a router starts from. What the backend's sequence holds is lost: it is empty afterwards.
 
     The file of QWEN38_STAIR_TABLES (`given`) where one is named, else the table kept for exactly this machine
     and model, else a few rounds timed now; where even these take too long, the proportions of the shipped
@@ -99,7 +101,7 @@ def live_prices(backend: Backend, given: str = "", *, threads: int) -> LivePrice
     if given:
         return LivePrices(given_prices(given))
     backend.reset(speculate=False)
-    key = PriceKey.of(backend, threads=threads)
+    key = PriceKey.of(backend)
     damaged = ""
     try:
         kept = kept_prices(key)
@@ -113,3 +115,8 @@ def live_prices(backend: Backend, given: str = "", *, threads: int) -> LivePrice
         replace(table, source=table.source + damaged),
         learns_rows=quick is None or not quick.complete,
     )
+
+
+def unmeasured_prices() -> LivePrices:
+    """Prices to start from while a text is under way, when nothing can be timed: learned as rounds run."""
+    return LivePrices(default_prices(), learns_rows=True)

@@ -14,6 +14,7 @@ round: nothing is counted twice. A head is asked only when its own record beats 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -31,6 +32,7 @@ from engine.spec.tree_builder import merge
 
 PLAIN, LOOKUP = "plain", "lookup"
 PROBE = "probe"
+ROUTED, WITHOUT_HEAD = "rounds a drafter", "rounds without a head draft"  # counters
 DOZING = "dozing: nothing paid lately"
 _REST_SHARE = 0.1
 _REST_FARTHEST = 3.0
@@ -76,6 +78,7 @@ class StairCut:
         nodes: the most nodes besides the anchor.
         skip: leave the head's draft out while a copy runs and the lookup alone promises more.
         whole: take every candidate at its largest size instead.
+        counts: raised by what the router did, by the names of the switches' counters.
         clock: seconds.
     """
 
@@ -90,6 +93,7 @@ class StairCut:
         nodes: int = MAX_NODES - 1,
         skip: bool = True,
         whole: bool = False,
+        counts: Counter[str] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._prices = prices
@@ -98,6 +102,7 @@ class StairCut:
         self._nodes = nodes
         self._skip = skip
         self._whole = whole
+        self._counts = Counter() if counts is None else counts
         self._clock = clock
         self._learning = True
         self._context = 0
@@ -177,6 +182,7 @@ class StairCut:
 
     def settle(self, done: RoundOutcome) -> None:
         """Learn from what the round committed."""
+        self._counts[ROUTED] += 1
         for head in self._heads:
             head.settle(done)
         if self._doze.asleep:
@@ -227,8 +233,9 @@ class StairCut:
         plans = [(head.plan(prices, rest_ms, level, limit), head) for head in self._heads]
         plan, head = max(plans, key=lambda each: each[0].value)
         if self._whole:
-            return head, plan, ""
+            return head, plan._replace(steps=head.most_steps), ""
         if self._skip and self._lookup and self._lookup.copying and at_hand >= plan.value:
+            self._counts[WITHOUT_HEAD] += 1
             return None, none, "a copy runs"
         if plan.value > plain_value:
             head.worth()

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from engine.model.backend import MAX_DRAFT, Backend
 from engine.spec.drafter import Drafter
 from engine.spec.lookup import LookupDrafter
@@ -25,8 +27,9 @@ def build_staircut(
     block: Drafter | None = None,
     skip: bool = True,
     whole: bool = False,
+    counts: Counter[str] | None = None,
 ) -> StairCut:
-    """The router; see `StairCut` for `skip` and `whole`.
+    """The router; see `StairCut` for `skip`, `whole` and `counts`.
 
     Args:
         rate: the learned rate that `lookup` was made with.
@@ -49,4 +52,4 @@ def build_staircut(
     if block is not None:
         heads.append(BlockHead(block))
     arm = LookupArm(lookup, rate) if lookup is not None else None
-    return StairCut(prices, lookup=arm, heads=heads, skip=skip, whole=whole)
+    return StairCut(prices, lookup=arm, heads=heads, skip=skip, whole=whole, counts=counts)

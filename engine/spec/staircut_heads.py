@@ -34,6 +34,8 @@ class Plan(NamedTuple):
 class Head:
     """One such drafter: when it is worth asking, what it costs, how far its scores can be believed."""
 
+    most_steps = 1  # of one draft
+
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = self._asked = drafter
         self.name = drafter.name
@@ -131,9 +133,9 @@ class StepHead(Head):
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         super().__init__(drafters[-1])
         self._drafters = tuple(drafters)
-        self._steps = len(drafters)
-        self.rates = StepRates(self._steps)
-        self._costs = StepCosts(self._steps)
+        self.most_steps = len(drafters)
+        self.rates = StepRates(self.most_steps)
+        self._costs = StepCosts(self.most_steps)
 
     def begin(self, prompt: Sequence[int]) -> None:
         super().begin(prompt)
@@ -143,7 +145,7 @@ class StepHead(Head):
         chain_ms = prices[0]
         best = Plan(0.0, 1, 2)
         expected = 1.0
-        for steps, chance in enumerate(self.rates.chances(min(limit, self._steps)), 1):
+        for steps, chance in enumerate(self.rates.chances(min(limit, self.most_steps)), 1):
             expected += chance
             spent_ms = rest_ms + self.cost_ms(steps, chain_ms[1] * level) / level
             value = expected / (chain_ms[steps + 1] + spent_ms)

@@ -166,22 +166,22 @@ def test_prices_come_from_what_is_nearest_to_this_model(
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     backend = TimedBackend(clock, capacity=1400)
-    assert live_prices(backend, threads=1).source.startswith("measured at load")
+    assert live_prices(backend).source.startswith("measured at load")
     slow = TimedBackend(clock, capacity=1400, per_row_ms=300.0)
-    learned = live_prices(slow, threads=1)
+    learned = live_prices(slow)
     assert learned.source.startswith("shipped default")
     assert "learned from 0 rounds" in learned.source
-    key = PriceKey.of(backend, threads=1)
+    key = PriceKey.of(backend)
     kept = PriceTable({1024: {"chain": {1: 1.0}, "tree": {1: 1.0}}}, "", {"date": "2026-01-02"})
     write_prices(kept, key.path())
-    assert live_prices(backend, threads=1).source == "measured on this machine 2026-01-02"
+    assert live_prices(backend).source == "measured on this machine 2026-01-02"
     given = tmp_path / "given.json"
     write_prices(kept, given)
-    assert "QWEN38_STAIR_TABLES" in live_prices(backend, str(given), threads=1).source
+    assert "QWEN38_STAIR_TABLES" in live_prices(backend, str(given)).source
     with pytest.raises(UsageError, match="cannot be read"):
-        live_prices(backend, str(tmp_path / "none.json"), threads=1)
+        live_prices(backend, str(tmp_path / "none.json"))
     key.path().write_text("{")  # a damaged table of our own stops nothing
-    source = live_prices(backend, threads=1).source
+    source = live_prices(backend).source
     assert source.startswith("measured at load")
     assert "not a table in JSON" in source
 
@@ -194,17 +194,18 @@ def test_the_reference_backend_is_priced_as_it_stands() -> None:
     quick = quick_prices(backend)
     assert quick is not None
     assert quick.table.verify_ms("chain", 32, 0) > quick.table.verify_ms("chain", 1, 0) > 0
-    key = PriceKey.of(backend, threads=1)
+    key = PriceKey.of(backend)
     assert (key.isa, key.backend, key.threads) == ("torch", "reference", 1)
     backend.prefill([1, 2])
     with pytest.raises(ValueError, match="empty sequence"):
-        PriceKey.of(backend, threads=1)
+        PriceKey.of(backend)
 
 
 def test_the_command_keeps_a_table_and_says_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    torch.set_num_threads(1)
     options = "bench --suite verify --write-tables --shape demo:4 --vocab 64 --turns 1 --threads 1"
     fast = ["--rows", "1,4", "--contexts", "1024", "--knob", "QWEN38_CPU_ISA=reference"]
     assert main([*options.split(), *fast, "--json"]) == 0
@@ -231,4 +232,4 @@ def _key(table) -> PriceKey:
     shape = named_shape("demo:4", vocab=64)
     weights = synthetic_weights(shape.config, "nvfp4")
     backend = ReferenceBackend(shape.config, weights, capacity=1300, dtype=torch.bfloat16)
-    return PriceKey.of(backend, threads=table.provenance["threads"])
+    return PriceKey.of(backend)

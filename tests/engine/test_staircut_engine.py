@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The router in the engine: same text, prices from the right place; policies side by side."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import make_checkpoint
+
+from engine import Engine
+from engine.api import GenerateRequest, Message
+from engine.cli import main
+from engine.errors import Cancelled, UsageError
+from engine.knobs import KnobSet
+from engine.load.synthetic import synthetic_weights
+from engine.measure.policies import PLAIN, ROUTER, Prompt, read_policy_prompts, run_policies
+from engine.measure.policies_forced import Cut, ForcedRequest, KnownText, run_forced
+from engine.measure.shapes import named_shape
+from engine.model.backend import Verified, accepted_path, tree_parents
+from engine.model.reference import ReferenceBackend
+from engine.spec.choose_drafter import choose_drafter
+from engine.spec.lookup_memory import Memory
+from engine.spec.prices import PriceTable, write_prices
+from engine.spec.staircut import ROUTED, StairCut
+from engine.spec.staircut_heads import BlockHead
+from engine.spec.staircut_prices import LivePrices
+
+CHEAP_ROWS = {
+    1024: {kind: {1: 1.0, 32: 1.01} for kind in ("chain", "tree")}
+}  # every row that may be accepted pays
+DEAR_ROWS = {1024: {kind: {1: 1.0, 2: 9.0, 32: 90.0} for kind in ("chain", "tree")}}
+
+
+def routed(**values: str) -> dict[str, str]:
+    switches = {"CPU_ISA": "reference", "LEN_SWITCH": "1", "LOOKUP": "1", **values}
+    return {f"QWEN38_{name}": value for name, value in switches.items()}
+
+
+def ask(text: str, **changes: object) -> GenerateRequest:
+    return GenerateRequest(messages=(Message("user", text),), **{"max_tokens": 40, **changes})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("model")
+    make_checkpoint(made, mtp=True)
+    return made
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Iterator[dict[str, str]]:
+    paths = {}
+    for name, classes in (("cheap", CHEAP_ROWS), ("dear", DEAR_ROWS)):
+        write_prices(PriceTable(classes, ""), tmp_path / f"{name}.json")
+        paths[name] = str(tmp_path / f"{name}.json")
+    return paths
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.2])
+@pytest.mark.parametrize(
+    "extra", [{}, {"MTP_TREE": "2"}, {"LEN_MODE": "fixed"}, {"MTP_DEPTH": "0"}]
+)
+def test_the_router_never_changes_the_text(
+    folder: Path, tables: dict[str, str], extra: dict[str, str], temperature: float
+) -> None:
+    request = ask("one two one two one two", temperature=temperature, seed=5)
+    with Engine.open(
+        folder, profile=None, knobs=routed(STAIR_TABLES=tables["cheap"], **extra), threads=1
+    ) as engine:
+        served = engine.generate(request)
+        plain = engine.generate(
+            ask(request.messages[0].content, temperature=temperature, seed=5, speculate=False)
+        )
+        assert served.token_ids == plain.token_ids
+        assert served.drafted_tokens > 0 or extra == {"MTP_DEPTH": "0"}
+        assert engine.engaged()[ROUTED] == served.rounds
+
+
+def test_prices_decide_how_much_is_drafted(folder: Path, tables: dict[str, str]) -> None:
+    drafted = []
+    for name in ("cheap", "dear"):
+        with Engine.open(
+            folder, profile=None, knobs=routed(STAIR_TABLES=tables[name]), threads=1
+        ) as engine:
+            done = engine.generate(ask("one two"), follow=[5, 6, 7, 8] * 20)
+            drafted.append(done.drafted_tokens)
+    assert drafted[0] > 20
+    assert drafted[1] < 3
+
+
+def test_a_table_that_is_none_refuses_the_load(folder: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text("[]")
+    with pytest.raises(UsageError, match="not an object"):
+        Engine.open(folder, profile=None, knobs=routed(STAIR_TABLES=str(bad)), threads=1)
+
+
+def test_the_router_takes_what_the_switches_leave() -> None:
+    shape = named_shape("demo:4", vocab=64)
+    backend = ReferenceBackend(
+        shape.config, synthetic_weights(shape.config, "bf16"), capacity=64, dtype=torch.bfloat16
+    )
+
+    def chosen(**values: str):
+        knobs = KnobSet.resolve(
+            environ={}, changes={f"QWEN38_{name}": value for name, value in values.items()}
+        )
+        return choose_drafter(knobs, backend, Memory())
+
+    assert isinstance(chosen(LEN_SWITCH="1", LOOKUP="1"), StairCut)
+    assert chosen(LEN_SWITCH="1", LOOKUP="0") is None  # this shape has no head
+    assert not isinstance(chosen(LEN_SWITCH="0", LOOKUP="1"), StairCut)
+
+
+class InstantBackend:
+    """Keeps a position as a backend would; every pass takes no time and likes token 0."""
+
+    def __init__(self) -> None:
+        self.config = named_shape("demo:4", vocab=64).config
+        self.capacity, self.length = 512, 0
+        self._rows, self._parents = 0, None
+        self._own_pass = False
+
+    def apply_knobs(self, knobs: KnobSet) -> None:
+        self._own_pass = not knobs.flag("COMMIT_IN_VERIFY")
+
+    def reset(self, *, speculate: bool) -> None:
+        self.length = 0
+
+    def prefill(self, ids: Sequence[int]) -> Verified:
+        self.length += len(ids)
+        return Verified([0], np.zeros((1, 64), np.float32))
+
+    def verify(self, ids: Sequence[int], parents: Sequence[int] | None = None) -> Verified:
+        self._rows, self._parents = len(ids), tree_parents(ids, parents)
+        return Verified([0] * len(ids), np.zeros((len(ids), 64), np.float32))
+
+    def commit(self, rows: Sequence[int] | int) -> None:
+        self.length += len(accepted_path(rows, self._rows, self._parents))
+
+    def round_bytes(self, rows: int, drafted: int) -> int:
+        return 1000 + (2 if self._own_pass else 1) * self.written_bytes()
+
+    def written_bytes(self) -> int:
+        return self.config.state_bytes
+
+
+@pytest.fixture
+def backend() -> InstantBackend:
+    return InstantBackend()
+
+
+def test_policies_write_the_same_text_and_are_summed_by_class(backend: InstantBackend) -> None:
+    text = tuple(range(1, 60))
+    known = KnownText(text, 0.7, 64, seed=1)
+    prices = LivePrices(PriceTable(CHEAP_ROWS, "cheap"))
+    report = run_policies(
+        backend,
+        {PLAIN: None, "fixed 3": Cut(known, 3), ROUTER: _router(prices, known)},
+        [Prompt("copy", (1, 2, 3), text), Prompt("edit", (4, 5), text)],
+        stop_ids=frozenset(),
+        tokens=20,
+        turns=2,
+    )
+    assert report.tokens_identical
+    rows = {(row.workload, row.policy): row for row in report.rows}
+    assert set(rows) == {
+        (w, p) for w in ("copy", "edit", "all") for p in (PLAIN, "fixed 3", ROUTER)
+    }
+    plain = rows["all", PLAIN]
+    assert (plain.tokens, plain.rounds, plain.tokens_per_round) == (40, 40, 1.0)
+    both = rows["copy", "fixed 3"].decode_ms + rows["edit", "fixed 3"].decode_ms
+    assert rows["all", "fixed 3"].decode_ms == pytest.approx(both)
+    assert rows["all", ROUTER].tokens_per_round > rows["all", "fixed 3"].tokens_per_round > 1.5
+    best = report.best_fixed["copy"]
+    assert report.router_share["copy"] == pytest.approx(
+        rows["copy", best].decode_ms / rows["copy", ROUTER].decode_ms
+    )
+    assert report.price_source == "cheap"
+    assert sum(report.choices.values()) == round(2 * rows["all", ROUTER].rounds)
+    json.dumps(report.to_json())
+
+
+def _router(prices: LivePrices, known: KnownText) -> StairCut:
+    return StairCut(prices, heads=(BlockHead(known),))
+
+
+def test_known_texts_are_right_as_often_as_they_say() -> None:
+    text = list(range(2000))
+    known = KnownText(text, 0.65, 5000, seed=3)
+    right = total = 0
+    for at in range(1900):
+        known._at = at
+        tree = known.propose(text[at], 1)
+        assert tree is not None
+        right += tree.tokens[1] == text[at + 1]
+        total += 1
+    assert right / total == pytest.approx(0.65, abs=0.04)
+    known.begin(())
+    tree = known.propose(0, 31)
+    assert tree is not None
+    assert tree.scores[3] == pytest.approx(0.65**3)
+    again = KnownText(text, 0.65, 5000, seed=3)
+    assert again.propose(0, 31) == tree
+
+
+def test_forced_acceptance_reports_prices_cuts_and_state(backend: InstantBackend) -> None:
+    request = ForcedRequest(accept=(0.3, 0.9), rows=(1, 8), context_tokens=8, tokens=12, turns=1)
+    report = run_forced(backend, KnobSet.resolve(environ={}), request)
+    assert list(report.chain_ms) == [1, 8]
+    assert [case.accept for case in report.cases] == [0.3, 0.9]
+    state = backend.config.state_bytes
+    assert report.state_bytes == {"in verify": 2 * state, "own pass": 3 * state}
+    for case in report.cases:
+        assert case.report.tokens_identical
+    json.dumps(report.to_json())
+    for changes in ({"accept": ()}, {"accept": (1.0,)}, {"rows": (33,)}):
+        with pytest.raises(UsageError):
+            run_forced(backend, KnobSet.resolve(environ={}), ForcedRequest(**changes))
+
+
+def test_nothing_is_compared_without_turns_or_after_a_cancel(backend: InstantBackend) -> None:
+    policies = {PLAIN: None, ROUTER: None}
+    with pytest.raises(UsageError):
+        run_policies(backend, policies, [], stop_ids=frozenset(), tokens=8, turns=1)
+    cancel = threading.Event()
+    cancel.set()
+    with pytest.raises(Cancelled):
+        run_policies(
+            backend,
+            policies,
+            [Prompt("copy", (1,))],
+            stop_ids=frozenset(),
+            tokens=8,
+            turns=1,
+            cancel=cancel,
+        )
+
+
+def test_prompts_cover_every_class() -> None:
+    prompts = read_policy_prompts()
+    by_class: dict[str, int] = {}
+    for workload, prompt in prompts:
+        by_class[workload] = by_class.get(workload, 0) + 1
+        assert prompt.strip() == prompt
+    assert by_class == {"in-domain": 6, "copy": 6, "edit": 6, "out-of-domain": 6}
+
+
+def test_the_command_refuses_what_it_cannot_compare(capsys: pytest.CaptureFixture) -> None:
+    assert main(["bench", "--suite", "policies", "--shape", "qwen3.8-27b:4"]) == 2
+    assert "--accept" in capsys.readouterr().err
+    assert main(["bench", "--suite", "policies", "--shape", "demo:4", "--accept", "much"]) == 2
+    assert "--accept 0.5,0.65,0.8" in capsys.readouterr().err
+
+
+def test_the_command_follows_a_text_on_a_shape(capsys: pytest.CaptureFixture) -> None:
+    options = "bench --suite policies --shape demo:4 --vocab 64 --accept 0.6 --rows 1,2 --tokens 4"
+    fast = [
+        "--turns",
+        "1",
+        "--threads",
+        "1",
+        "--context",
+        "4",
+        "--knob",
+        "QWEN38_CPU_ISA=reference",
+    ]
+    assert main([*options.split(), *fast]) == 0
+    shown = capsys.readouterr().out
+    assert "acceptance 0.6: cut at" in shown
+    assert "MB of state a round" in shown
+    assert main([*options.split(), *fast, "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["shape"] == "demo:4"
+    assert {"chain_ms", "cases", "state_bytes"} <= set(values)
