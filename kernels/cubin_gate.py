@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels.build_cache import NativeBuildError
-from kernels.cuda_build import ROOT, cubin_path, target_named
+from kernels.cuda_build import ROOT, cubin_path, find_nvcc, nvcc_version, target_named
 
 MANIFESTS = ROOT / "targets"
 _RESERVED_SHARED_BYTES = 1024  # what the driver keeps of every block's shared memory since sm_90
@@ -147,15 +147,16 @@ def find_tool(name: str) -> str | None:
 
 
 def missing_tools() -> str:
-    """What the gate lacks on this machine, in words; empty when it can run."""
-    from kernels.cuda_build import find_nvcc
-
-    lacking = [name for name in ("cuobjdump", "nvdisasm") if find_tool(name) is None]
+    """What the gate lacks on this machine, in words; empty when it can compile and read every target."""
+    lacking = [f"no {name}" for name in ("cuobjdump", "nvdisasm") if find_tool(name) is None]
+    needed = max(target_named(path.stem).nvcc for path in MANIFESTS.glob("*.toml"))
     try:
-        find_nvcc()
+        version = nvcc_version(find_nvcc())
+        if version < needed:
+            lacking.append(f"nvcc {version[0]}.{version[1]} is older than {needed[0]}.{needed[1]}")
     except NativeBuildError:
-        lacking.insert(0, "nvcc")
-    return f"no {', '.join(lacking)} on this machine" if lacking else ""
+        lacking.append("no nvcc")
+    return f"{', '.join(lacking)} on this machine" if lacking else ""
 
 
 def facts_of(cubin: Path) -> dict[str, KernelFacts]:

@@ -166,6 +166,7 @@ def test_an_old_nvcc_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     old = _stand_in(tmp_path, 'echo "Cuda compilation tools, release 12.4, V12.4.131"')
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     assert nvcc_version(str(old)) == (12, 4)
+    assert "nvcc 12.4 is older than 12.9" in missing_tools()
     with pytest.raises(NativeBuildError, match=r"version 12\.4; sm_121a needs 12\.9 or newer"):
         cubin_path(ROOT / SOURCE, target_named("sm_121a"))
 
@@ -186,6 +187,7 @@ def test_a_machine_without_nvcc_is_told_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kernels.cuda_build.shutil.which", lambda name, path: None)
+    assert "no nvcc" in missing_tools()
     with pytest.raises(NativeBuildError, match="no nvcc was found"):
         cubin_path(ROOT / SOURCE, target_named("sm_90a"))
 
