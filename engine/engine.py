@@ -161,7 +161,11 @@ class Engine(EngineCompares):
     @property
     def offers(self) -> frozenset[str]:
         """What the loaded model has that some switches need."""
-        return frozenset({"the MTP head"} if self._checkpoint.weights.mtp is not None else ())
+        has = {
+            "the MTP head": self._checkpoint.weights.mtp is not None,
+            "the block drafter": self._backend.block is not None,
+        }
+        return frozenset(name for name, held in has.items() if held)
 
     def engaged(self) -> dict[str, int]:
         """How often each path was taken since the load, by the name that a switch's `engaged` says."""

@@ -21,7 +21,6 @@ GROUPS = {
     "router": "Router",
     "runtime": "Run time",
 }
-_NO_BLOCK_DRAFTER = "the block drafter is not part of this version"
 _NO_ROUTER = "the per-round router is not part of this version"
 _CPU = ("native", "reference")
 
@@ -98,28 +97,28 @@ _ROUND: tuple[Knob, ...] = (
     ),
     Knob(
         "DFLASH2", "path", "",
-        "The folder of a block drafter's checkpoint; empty loads none.",
+        "The folder of a block drafter's checkpoint; empty takes the one beside the model, off takes none.",
         "proposes-only", "reload", "tokens drafted by the block drafter", "drafters",
-        backends=(), why=_NO_BLOCK_DRAFTER,
+        backends=_CPU,
     ),
     Knob(
         "DF2_TEMP", "float", "1.0",
         "Temperature of the block drafter's probabilities when a tree is chosen from them.",
         "proposes-only", "live", "tokens drafted by the block drafter", "drafters", 0.02, 10,
-        backends=(), why=_NO_BLOCK_DRAFTER, needs=("the block drafter",),
+        backends=_CPU, needs=("the block drafter",),
     ),
     Knob(
         "DF2_TREE_MODE", "choice", "nodes",
         "Grow the block drafter's tree by its best single nodes, or by whole branches.",
         "proposes-only", "live", "tree nodes a round", "drafters",
         choices=("nodes", "paths"),
-        backends=(), why=_NO_BLOCK_DRAFTER, needs=("the block drafter",),
+        backends=_CPU, needs=("the block drafter",),
     ),
     Knob(
         "DRAFT_NVFP4", "bool", "0",
         "Keep the block drafter's projections in NVFP4: a quarter of the bytes a draft reads.",
         "proposes-only", "reload", "bytes of a draft", "drafters",
-        backends=(), why=_NO_BLOCK_DRAFTER, needs=("the block drafter",),
+        backends=_CPU, needs=("the block drafter",),
     ),
     # Router
     Knob(
