@@ -30,6 +30,7 @@ COMMANDS = {
     "agree": "speculative against plain greedy decoding, token for token",
     "quantize": "an NVFP4 copy of a BF16 checkpoint, with its loss",
     "corpus": "text files as a corpus for the lookup drafter",
+    "tune": "a table of product sizes that are fastest on this machine",
     "knobs": "the QWEN38_* switches, their values and where each comes from",
 }
 

@@ -133,6 +133,24 @@ FORWARD: tuple[Knob, ...] = (
         why=_READABLE,
     ),
     Knob(
+        "SKINNY_TILES", "path", "",
+        "A table from `rondo tune` of sizes by weight shape for NVFP4 products of 1 to 16 rows.",
+        "identical", "recapture", "narrow NVFP4 products by a table", "products",
+        why=_READABLE,
+    ),
+    Knob(
+        "SKINNY_TILES_WIDE", "path", "",
+        "Such a table for NVFP4 products of 17 to 32 rows.",
+        "identical", "recapture", "wide NVFP4 products by a table", "products",
+        why=_READABLE,
+    ),
+    Knob(
+        "FP8_TILES", "path", "",
+        "Such a table for FP8 products of up to 32 rows.",
+        "identical", "recapture", "FP8 products by a table", "products",
+        why=_READABLE,
+    ),
+    Knob(
         "FUSE_PROJ", "bool", "1",
         "Compute q, k and v as one product, likewise qkv and z, gate and up; off, one by one.",
         "identical", "reload", "joined MLP gate, up", "products",

@@ -227,9 +227,11 @@ class NativeBackend:
         self._times.reset()
 
     def apply_knobs(self, knobs: KnobSet) -> None:
+        switches = Switches.of(knobs)
         self._use_threads(knobs.number("CPU_THREADS"))
-        self._switches = Switches.of(knobs)
-        self._signature = str(knobs.signature())  # a string keeps its hash
+        self._switches = switches
+        # A string keeps its hash.
+        self._signature = str((*knobs.signature(), *switches.contents))
         self._replay = knobs.flag("VERIFY_GRAPH")
         self._most_recorded_tokens = knobs.number("GRAPH_MAX_CTX")
         self._replay_drafts = knobs.flag("DRAFT_GRAPH")

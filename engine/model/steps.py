@@ -24,6 +24,7 @@ from engine.model.switches import Switches
 from kernels.attention import native as attention_kernel
 from kernels.causal_conv import native as conv_kernel
 from kernels.cpu import product as product_kernel
+from kernels.cpu.blocking import DEFAULT, Blocking
 from kernels.cpu.product import PRIVATE_ROWS, PackedLinear
 from kernels.elementwise.native import add
 from kernels.gated_delta import native as delta_kernel
@@ -33,6 +34,7 @@ from kernels.rope import native as rope_kernel
 from kernels.tape import Pool, Tape
 
 _KERNELS = Switches()
+_WIDE_FROM = 17  # rows from which the wide tile table counts
 
 
 class PassTape(Tape):
@@ -97,7 +99,15 @@ def linear(
     if by_kernel:
         tape.count(f"{kind} kernels")
         product_kernel.linear(
-            tape, packed, x, out, rows=rows, name=name, columns=columns, barrier=barrier
+            tape,
+            packed,
+            x,
+            out,
+            rows=rows,
+            name=name,
+            columns=columns,
+            barrier=barrier,
+            blocking=_blocking(tape, packed, rows),
         )
         return
     width = packed.columns if columns is None else columns
@@ -208,6 +218,24 @@ def _product_way(
     if rows <= PRIVATE_ROWS:
         return "narrow NVFP4", switches.narrow_nvfp4
     return "wide NVFP4", switches.wide_nvfp4 and rows < switches.wide_nvfp4_until
+
+
+def _blocking(tape: Tape, packed: PackedLinear, rows: int) -> Blocking:
+    """The sizes that a table has for this product, or the default."""
+    switches = _switches(tape)
+    if packed.function == "rondo_nvfp4_linear" and rows <= PRIVATE_ROWS:
+        if rows < _WIDE_FROM:
+            table, path = switches.narrow_tiles, "narrow NVFP4"
+        else:
+            table, path = switches.wide_tiles, "wide NVFP4"
+    elif packed.function == "rondo_fp8_linear" and rows <= PRIVATE_ROWS:
+        table, path = switches.fp8_tiles, "FP8"
+    else:
+        return DEFAULT
+    found = table.of(packed)
+    if found is not None:
+        tape.count(f"{path} products by a table")
+    return found or DEFAULT
 
 
 def _host(tape: Tape, name: str, call: HostCall, path: str) -> None:

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.knobs import KnobSet
+from engine.model.tiles import TileTable, read_tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,13 @@ class Switches:
     solve: bool = False
     solve_tree_rows: int = 32
     solve_chain_rows: int = 32
+    narrow_tiles: TileTable = field(default_factory=TileTable)
+    wide_tiles: TileTable = field(default_factory=TileTable)
+    fp8_tiles: TileTable = field(default_factory=TileTable)
 
     @staticmethod
     def of(knobs: KnobSet) -> Switches:
-        """The ways that these values ask for."""
+        """The ways that these values ask for; UsageError where a table is not one."""
         return Switches(
             norm=knobs.flag("FUSED_NORM"),
             add_norm=knobs.flag("FUSED_ADDNORM"),
@@ -59,4 +63,16 @@ class Switches:
             solve=knobs.flag("GDNV_WY"),
             solve_tree_rows=knobs.number("GDNV_WY_MAXT"),
             solve_chain_rows=knobs.number("GDNV_WY_CHAIN_MAXT"),
+            narrow_tiles=read_tiles(knobs.path("SKINNY_TILES")),
+            wide_tiles=read_tiles(knobs.path("SKINNY_TILES_WIDE")),
+            fp8_tiles=read_tiles(knobs.path("FP8_TILES")),
+        )
+
+    @property
+    def contents(self) -> tuple[tuple[str, str], ...]:
+        """What a recording depends on besides the values of the switches: the tables' contents."""
+        return (
+            ("narrow tiles", self.narrow_tiles.digest),
+            ("wide tiles", self.wide_tiles.digest),
+            ("FP8 tiles", self.fp8_tiles.digest),
         )

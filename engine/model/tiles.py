@@ -2,7 +2,8 @@
 """Tables of product sizes by weight shape, as `rondo tune` writes them.
 
 A table is keyed "NxK": outputs of the stored product, pads included, by inputs. Sizes never change a bit, so a
-table may be used, changed or dropped between any two rounds.
+table may be used, changed or dropped between any two rounds. A file may hold another device's table beside the
+CPU's: each reads its own part.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def read_tiles(path: Path | None) -> TileTable:
         content = json.loads(data, object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8
         raise _bad(path, f"it is not JSON: {error}") from error
-    tiles = content.get("tiles") if isinstance(content, dict) else None
+    content = content if isinstance(content, dict) else {}
+    tiles = content.get("tiles", {} if "cuda" in content else None)
     if not isinstance(tiles, dict):
         raise _bad(path, 'it has no object "tiles"')
     sizes = {key: _entry(path, key, entry) for key, entry in tiles.items()}

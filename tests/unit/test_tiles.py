@@ -31,6 +31,10 @@ def test_sizes_are_found_by_the_shape_of_the_stored_product(tmp_path: Path) -> N
     assert read.of(pack_bf16([torch.zeros(20, 32, dtype=torch.bfloat16)])) is None
 
 
+def test_another_devices_table_is_not_read(tmp_path: Path) -> None:
+    assert not read_tiles(table(tmp_path, {"cuda": {"16x16": {"wk": 8}}})).sizes
+
+
 def test_no_path_is_an_empty_table() -> None:
     assert not read_tiles(None).sizes
     assert read_tiles(None).digest == ""

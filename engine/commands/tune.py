@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""`rondo tune`: a table of product sizes that are fastest on this machine, with the default's bits."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.cli import OK, print_json
+from engine.errors import RondoError, UsageError
+from engine.measure.machine import available_cores, machine_record
+from engine.measure.shapes import named_shape, shape_names
+from engine.paths import data_dir
+
+if TYPE_CHECKING:
+    from engine.measure.tune import TuneRow
+
+# (weights, wide) -> the switch that reads such a table, its file name and its rows.
+_TABLES = {
+    ("nvfp4", False): ("QWEN38_SKINNY_TILES", "skinny-tiles.json", "1 to 16"),
+    ("nvfp4", True): ("QWEN38_SKINNY_TILES_WIDE", "skinny-tiles-wide.json", "17 to 32"),
+    ("fp8", False): ("QWEN38_FP8_TILES", "fp8-tiles.json", "1 to 32"),
+}
+_MACHINE = ("cpu_model", "isa_flags", "cores", "cores_available", "caches", "load_1min", "compiler")
+_CODE = ("git_commit", "git_dirty", "code_sha256_12")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument(
+        "--shape", default="demo", metavar="NAME[:LAYERS]", help=", ".join(shape_names())
+    )
+    parser.add_argument("--vocab", type=int, metavar="N", help="rows of the vocabulary")
+    parser.add_argument("--weights", default="nvfp4", choices=("nvfp4", "fp8"))
+    parser.add_argument("--wide", action="store_true", help="for 17 to 32 rows (nvfp4)")
+    parser.add_argument("--threads", type=int, metavar="N", help="default: every core")
+    parser.add_argument("--turns", type=int, default=5, metavar="N", help="of every setting")
+    parser.add_argument("--out", metavar="FILE", help="default: in the user's data folder")
+
+
+def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
+    """Sweep, write the table and say what it brings."""
+    from engine.measure.tune import NARROW_ROWS, WIDE_ROWS, tune
+    from kernels.build import NativeBuildError, load_library
+    from kernels.tape import Pool
+
+    if (arguments.weights, arguments.wide) not in _TABLES:
+        raise UsageError("One table serves all rows of FP8 weights.", next_step="Leave out --wide.")
+    if not 1 <= arguments.turns <= 1000:
+        raise UsageError(f"{arguments.turns} turns are not accepted.", next_step="Use 1 to 1000.")
+    switch, file_name, row_range = _TABLES[arguments.weights, arguments.wide]
+    shape = named_shape(arguments.shape, vocab=arguments.vocab)
+    rows = WIDE_ROWS if arguments.wide else NARROW_ROWS
+    if arguments.weights == "fp8":
+        rows = (*NARROW_ROWS, *WIDE_ROWS)
+    threads = arguments.threads or available_cores()
+    if not 1 <= threads <= 256:
+        raise UsageError(f"{threads} threads are not accepted.", next_step="Use 1 to 256.")
+    try:
+        library = load_library()
+        with Pool(library, threads) as pool:
+            found = tune(
+                shape,
+                weight_format=arguments.weights,
+                rows=rows,
+                pool=pool,
+                turns=arguments.turns,
+                on_progress=lambda line: print(line, file=sys.stderr),
+                cancel=cancel,
+            )
+    except NativeBuildError as error:
+        raise RondoError(f"{error}.", next_step="`rondo doctor` says what is missing.") from error
+    path = Path(arguments.out) if arguments.out else data_dir() / "tiles" / file_name
+    made = {
+        "tiles": {row.key: _entry(row) for row in found if row.tuned_gbps > row.default_gbps},
+        "tiles_from": {
+            "switch": switch,
+            "shape": shape.name,
+            "threads": threads,
+            "isa": library.isa,
+            "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            **_provenance(),
+        },
+    }
+    about = f"Product sizes by weight shape for {row_range} rows, written by `rondo tune`."
+    _write(path, {"about": about, **_present(path), **made})
+    if arguments.json:
+        print_json({"file": str(path), **made, "rows": [asdict(row) for row in found]})
+        return OK
+    for row in found:
+        gain = 100 * (row.tuned_gbps / row.default_gbps - 1)
+        said = f"{gain:+.1f} % with {_words(row)}" if gain > 0 else "the default is as good"
+        print(f"{row.key}: {row.default_gbps:.2f} GB/s; {said} ({row.settings} settings)")
+    print(f"{path}\nuse it with --knob {switch}={path}")
+    return OK
+
+
+def _present(path: Path) -> dict[str, Any]:
+    """What the file holds already, such as another device's table; nothing where it is no such file."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _provenance() -> dict[str, Any]:
+    machine = machine_record()
+    return {
+        "machine": {name: machine[name] for name in _MACHINE},
+        **{name: machine[name] for name in _CODE},
+    }
+
+
+def _entry(row: TuneRow) -> dict[str, Any]:
+    return {
+        **asdict(row.blocking),
+        "measured_rows": list(row.rows),
+        "default_gbps": row.default_gbps,
+        "tuned_gbps": row.tuned_gbps,
+    }
+
+
+def _words(row: TuneRow) -> str:
+    return ", ".join(f"{name} {value}" for name, value in asdict(row.blocking).items())
+
+
+def _write(path: Path, table: dict[str, Any]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise RondoError(
+            f"{path}: the table cannot be written: {error.strerror}.", next_step="Use --out FILE."
+        ) from error
