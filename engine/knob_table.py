@@ -21,7 +21,6 @@ GROUPS = {
     "router": "Router",
     "runtime": "Run time",
 }
-_NO_ROUTER = "the per-round router is not part of this version"
 _CPU = ("native", "reference")
 
 _ROUND: tuple[Knob, ...] = (
@@ -110,14 +109,14 @@ _ROUND: tuple[Knob, ...] = (
     Knob(
         "DF2_TREE_MODE", "choice", "nodes",
         "Grow the block drafter's tree by its best single nodes, or by whole branches.",
-        "proposes-only", "live", "tree nodes a round", "drafters",
+        "proposes-only", "live", "tokens drafted by the block drafter", "drafters",
         choices=("nodes", "paths"),
         backends=_CPU, needs=("the block drafter",),
     ),
     Knob(
         "DRAFT_NVFP4", "bool", "0",
         "Keep the block drafter's projections in NVFP4: a quarter of the bytes a draft reads.",
-        "proposes-only", "reload", "bytes of a draft", "drafters",
+        "proposes-only", "reload", "tokens drafted by the block drafter", "drafters",
         backends=_CPU, needs=("the block drafter",),
     ),
     # Router
@@ -130,34 +129,34 @@ _ROUND: tuple[Knob, ...] = (
     Knob(
         "LEN_SWITCH", "bool", "0",
         "Choose drafter and tree size anew for every round by what a row costs and is likely to bring.",
-        "proposes-only", "live", "rounds a drafter", "router",
-        backends=(), why=_NO_ROUTER,
+        "proposes-only", "live", "routed rounds", "router",
+        backends=_CPU,
     ),
     Knob(
         "LEN_MODE", "choice", "stair",
         "How that choice is made: stair prices every size by the measured steps of a verify pass, fixed always "
         "takes the largest.",
-        "proposes-only", "live", "rounds a drafter", "router",
+        "proposes-only", "live", "routed rounds", "router",
         choices=("stair", "fixed"), aliases=(("wide", "stair"),),
-        backends=(), why=_NO_ROUTER,
+        backends=_CPU,
     ),
     Knob(
         "STAIR_TABLES", "path", "",
         "A JSON file of verify prices by context length and rows; empty prices by this run's own rounds.",
-        "proposes-only", "reload", "rounds a drafter", "router",
-        backends=(), why=_NO_ROUTER,
+        "proposes-only", "reload", "routed rounds", "router",
+        backends=_CPU,
     ),
     Knob(
         "STAIR_RHO", "path", "",
         "A JSON file that says how likely a lookup of some length goes on; empty starts from a flat prior.",
-        "proposes-only", "reload", "rounds a drafter", "router",
-        backends=(), why=_NO_ROUTER,
+        "proposes-only", "reload", "routed rounds", "router",
+        backends=_CPU,
     ),
     Knob(
         "STAIR_SKIP", "bool", "0",
         "Skip the head's draft while a lookup copy runs.",
         "proposes-only", "live", "rounds without a head draft", "router",
-        backends=(), why=_NO_ROUTER,
+        backends=_CPU,
     ),
     # Runtime
     Knob(

@@ -32,7 +32,7 @@ from engine.spec.tree_builder import merge
 
 PLAIN, LOOKUP = "plain", "lookup"
 PROBE = "probe"
-ROUTED, WITHOUT_HEAD = "rounds a drafter", "rounds without a head draft"  # counters
+ROUTED, WITHOUT_HEAD = "routed rounds", "rounds without a head draft"  # counters
 DOZING = "dozing: nothing paid lately"
 _REST_SHARE = 0.1
 _REST_FARTHEST = 3.0
