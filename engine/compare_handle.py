@@ -128,7 +128,7 @@ def rerun_request(run: RunRecord, model_path: str, in_effect: Mapping[str, str])
         _changes({**defaults, **dict(values)}, {**defaults, **in_effect})
         for values in (report.base_knobs, report.candidate_knobs)
     )
-    return replace(report.request, base=base, candidate=candidate)
+    return replace(report.request, base=base, candidate=candidate, label=report.label)
 
 
 def _changes(wanted: Mapping[str, str], in_effect: Mapping[str, str]) -> dict[str, str]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from engine.model.backend import Backend
     from engine.model.config import ModelConfig
 
+_DEFAULT_ROWS = BenchRequest.__dataclass_fields__["rows"].default
 # What a run again needs to be the same.
 _STORED_OPTIONS = (
     "shape", "vocab", "suite", "rows", "prefill", "threads", "peers", "weights", "context", "turns", "budget",
@@ -178,7 +179,7 @@ def _request(arguments: argparse.Namespace) -> BenchRequest:
     request = BenchRequest(
         shape=named_shape(arguments.shape, vocab=arguments.vocab),
         suites=tuple(_split(arguments.suite)),
-        rows=numbers(arguments.rows, "--rows") if arguments.rows else BenchRequest.rows,
+        rows=numbers(arguments.rows, "--rows") if arguments.rows else _DEFAULT_ROWS,
         prefill_tokens=numbers(arguments.prefill, "--prefill"),
         threads=available_cores() if arguments.threads is None else arguments.threads,
         peers=tuple(_split(arguments.peers)),
