@@ -23,8 +23,11 @@ from engine.measure.policies import (
 from engine.measure.policies_forced import ForcedReport, ForcedRequest, run_forced
 from engine.model.backend import MAX_DRAFT, Backend
 from engine.paths import demo_model, profile_path
+from engine.spec.block import NARROW, WIDE
+from engine.spec.choose_drafter import block_drafter
 from engine.spec.drafter import Drafter
 from engine.spec.lookup import LookupDrafter
+from engine.spec.lookup_memory import Memory
 from engine.spec.lookup_rate import LookupRate
 from engine.spec.mtp import MtpChain
 from engine.spec.price_store import live_prices
@@ -99,6 +102,10 @@ def _policies(backend: Backend, knobs: KnobSet) -> dict[str, Drafter | None]:
     if backend.config.mtp_layers:
         policies |= {f"mtp {depth}": MtpChain(backend, depth) for depth in range(1, MAX_DRAFT + 1)}
     policies["lookup"] = LookupDrafter(rate=LookupRate())
+    memory = Memory()
+    for width in (NARROW, WIDE):
+        if block := block_drafter(knobs, backend, memory, width=width):
+            policies[f"block {width}"] = block
     rate = LookupRate()
     policies[ROUTER] = build_staircut(
         backend,
@@ -106,6 +113,7 @@ def _policies(backend: Backend, knobs: KnobSet) -> dict[str, Drafter | None]:
         lookup=LookupDrafter(rate=rate),
         rate=rate,
         mtp_branches=knobs.number("MTP_TREE"),
+        block=block_drafter(knobs, backend, memory),
     )
     return policies
 

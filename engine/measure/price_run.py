@@ -29,8 +29,8 @@ _PROMPT_CHUNK = 256
 
 _QUICK_ROWS = ((CHAIN, 1), (CHAIN, 8), (CHAIN, 2), (CHAIN, 4), (TREE, 8), (CHAIN, 16), (CHAIN, 32))
 _QUICK_SHORT_MS = 5.0
-_QUICK_ROUNDS = 5
-_QUICK_BUDGET_S = 0.25
+_QUICK_ROUNDS = 4
+_QUICK_BUDGET_S = 0.5
 _QUICK_LIMIT_MS = 200.0
 
 
@@ -154,8 +154,8 @@ def measure_rounds(
 def quick_prices(backend: Backend) -> QuickPrices | None:
     """A rough table from a few rounds on an empty sequence, or None where a plain round exceeds 200 ms.
 
-    Takes about a quarter of a second where rounds are short. Row counts that it has no time for are priced by
-    the slope of the last ones. The sequence is empty afterwards.
+    Takes a quarter of a second where rounds are short, half a second where they are not. Row counts that it has
+    no time for are priced by the slope of the last ones. The sequence is empty afterwards.
     """
     prices: dict[tuple[str, int], float] = {}
     begun_s = time.perf_counter()

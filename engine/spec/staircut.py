@@ -176,7 +176,13 @@ class StairCut:
         found.clear()
         if looked is not None:
             self._consider(found, LOOKUP, *looked, terms)
-        if drafted is not None:
+        if drafted is not None and skipped == PROBE:
+            # What is not verified teaches little: a probe is verified as planned.
+            found.clear()
+            terms = terms._replace(limit=min(limit, plan.rows - 1))
+            cut = best_cut(head.chances, drafted.parents, *terms, whole=True)
+            found.append(Candidate(cut, head.name, drafted))
+        elif drafted is not None:
             self._consider_head(found, head, drafted, looked, terms)
         return self._take(found, terms, skipped)
 

@@ -197,7 +197,7 @@ class BlockHead(Head):
         return best
 
     def cost_ms(self, steps: int, plain_ms: float) -> float:
-        return self._cost.ms if self._cost.samples else _BLOCK_PRIOR * plain_ms
+        return self._cost.ms if self._cost.known else _BLOCK_PRIOR * plain_ms
 
     def _propose(self, anchor: int, steps: int, limit: int) -> DraftTree | None:
         return self._asked.propose(anchor, limit)

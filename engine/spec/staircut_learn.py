@@ -18,8 +18,8 @@ _START_WEIGHT = 3.0  # tokens that the model's rate stands for at the start of a
 _TRUST = 0.5  # expected tokens that the model's calibration stands for
 _HIGHEST_FACTOR = 2.0
 _COST_SHARE = 0.3
-_COST_WARM = 3  # the least of so many samples comes first: drafts that record a pass are no price
-_COST_FARTHEST = 3.0
+_COST_WARM = 3  # the least of so many samples comes first
+_COST_FARTHEST = 2.0
 _DRIFT = 0.05  # of the way a depth that was not tried goes back to what the depth before it says
 
 
@@ -98,15 +98,22 @@ class StepRates:
 
 
 class Cost:
-    """Milliseconds of one kind of draft, outliers held down."""
+    """Milliseconds of one kind of draft, outliers held down; the first one, which records, does not count."""
 
     def __init__(self) -> None:
-        self.samples = 0
+        self.samples = -1
         self.ms = 0.0
+
+    @property
+    def known(self) -> bool:
+        """Whether one was timed."""
+        return self.samples > 0
 
     def learn(self, ms: float) -> None:
         """One draft."""
         self.samples += 1
+        if not self.samples:
+            return
         if self.samples <= _COST_WARM:
             self.ms = ms if self.samples == 1 else min(ms, self.ms)
         else:
@@ -123,7 +130,9 @@ class StepCosts:
     def learn(self, steps: int, ms: float) -> None:
         """One draft of `steps` steps."""
         self._costs[steps].learn(ms)
-        known = [(n, cost.ms) for n, cost in enumerate(self._costs) if cost.samples]
+        known = [(n, cost.ms) for n, cost in enumerate(self._costs) if cost.known]
+        if not known:
+            return
         for n in range(1, len(self._ms)):
             below = max((k for k in known if k[0] <= n), default=None)
             above = min((k for k in known if k[0] >= n), default=None)
