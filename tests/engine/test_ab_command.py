@@ -45,8 +45,13 @@ def run_ids() -> list[str]:
 
 
 def test_an_ab_prints_stores_and_writes_and_runs_reads_it_again(
-    capsys: pytest.CaptureFixture[str], short: list[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str],
+    short: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    machine = {"cpu_model": "this one", "code_sha256_12": "0" * 12}  # whatever is edited meanwhile
+    monkeypatch.setattr("engine.measure.ab_session.machine_record", lambda: machine)
     out = tmp_path / "ab.csv"
     arguments = ("ab", *short, "--candidate", FLIP, "--pairs", "6", "--label", "mine")
     code, values = run_json(capsys, *arguments, "--csv", str(out))
