@@ -48,15 +48,7 @@ class OpenedBackend:
         config, weights = checkpoint.config, checkpoint.weights
         native = isinstance(self.backend, NativeBackend)
         threads = self.backend.pool.threads if native else self.threads
-        depth = knobs.number("MTP_DEPTH")
-        if weights.mtp is None:
-            speculation = "off: this checkpoint has no MTP head"
-        elif depth == 0:
-            speculation = "off: QWEN38_MTP_DEPTH is 0"
-        else:
-            width = knobs.number("MTP_TREE")
-            branches = f", {width} side branches a step" if width else ""
-            speculation = f"MTP, depth {depth}{branches}"
+        speculation = self._speculation(weights.mtp is not None, knobs)
         return ModelCard(
             name=checkpoint.name,
             path=str(checkpoint.path),
@@ -80,6 +72,19 @@ class OpenedBackend:
             threads=threads,
             notices=(*checkpoint.notices, *self.notices),
         )
+
+    def _speculation(self, has_mtp: bool, knobs: KnobSet) -> str:
+        """What drafts, in words: a block drafter that is named, else the MTP head, else what lies beside."""
+        block, depth = self.backend.block, knobs.number("MTP_DEPTH")
+        if block is not None and (knobs.raw("DFLASH2")[0].strip() or not (has_mtp and depth)):
+            return f"block drafter {block.name}"
+        if not has_mtp:
+            return "off: this checkpoint has no MTP head"
+        if depth == 0:
+            return "off: QWEN38_MTP_DEPTH is 0"
+        width = knobs.number("MTP_TREE")
+        branches = f", {width} side branches a step" if width else ""
+        return f"MTP, depth {depth}{branches}"
 
 
 def open_backend(

@@ -43,6 +43,7 @@ def test_the_drafter_beside_the_model_drafts_when_asked(model: Path, isa: str) -
         wanted = engine.generate(REQUEST).token_ids
     with opened(model, CPU_ISA=isa, MTP_DEPTH="0") as engine:
         assert "the block drafter" in engine.offers
+        assert engine.card.speculation == "block drafter small-drafter"
         done = engine.generate(REQUEST)
         assert done.token_ids == wanted
         drafted = engine.engaged()["tokens drafted by the block drafter"]
@@ -52,6 +53,7 @@ def test_the_drafter_beside_the_model_drafts_when_asked(model: Path, isa: str) -
     with opened(
         model, CPU_ISA=isa
     ) as engine:  # the MTP head goes first unless the drafter is named
+        assert engine.card.speculation.startswith("MTP")
         engine.generate(REQUEST)
         assert engine.engaged().get("tokens drafted by the block drafter", 0) == 0
 
@@ -59,6 +61,7 @@ def test_the_drafter_beside_the_model_drafts_when_asked(model: Path, isa: str) -
 def test_a_named_drafter_goes_first_and_must_be_sound(model: Path, tmp_path: Path) -> None:
     beside = str(tmp_path / "small-drafter")
     with opened(model, DFLASH2=beside) as engine:
+        assert engine.card.speculation == "block drafter small-drafter"
         engine.generate(REQUEST)
         assert engine.engaged()["tokens drafted by the block drafter"] > 0
     edit_json(tmp_path / "small-drafter" / "config.json", lambda v: v.update(hidden_size=128))
