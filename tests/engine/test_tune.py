@@ -122,6 +122,27 @@ def test_a_setting_that_gains_less_than_the_margin_stays_out(
 
 
 @pytest.mark.usefixtures("small")
+def test_a_gain_that_shows_in_one_comparison_alone_stays_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+
+    def times(case: object, settings: list[Blocking], *_: object) -> list[float]:
+        calls.append(settings)
+        fast = 0.5 if len(calls) <= lasting else 1.0
+        return [fast if setting.rows == 1 else 1.0 for setting in settings]
+
+    monkeypatch.setattr(tuning._Case, "times", times)
+    monkeypatch.setattr(tuning, "SWEEP", (("rows", (1,)), ("inputs", (256,))))
+    for lasting, kept in ((3, DEFAULT), (4, Blocking(rows=1))):
+        calls.clear()
+        with Pool(load_library(), 1) as pool:
+            (row,) = run_tune(pool)
+        assert len(calls) == 4
+        assert row.blocking == kept
+
+
+@pytest.mark.usefixtures("small")
 def test_a_setting_that_changes_a_bit_ends_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     result = tuning._Case._result
 
