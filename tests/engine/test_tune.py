@@ -125,17 +125,18 @@ def test_a_setting_that_gains_less_than_the_margin_stays_out(
 def test_a_gain_that_shows_in_one_comparison_alone_stays_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    calls = []
+    calls, last_fast = [], [0]
 
     def times(case: object, settings: list[Blocking], *_: object) -> list[float]:
         calls.append(settings)
-        fast = 0.5 if len(calls) <= lasting else 1.0
+        fast = 0.5 if len(calls) <= last_fast[0] else 1.0
         return [fast if setting.rows == 1 else 1.0 for setting in settings]
 
     monkeypatch.setattr(tuning._Case, "times", times)
     monkeypatch.setattr(tuning, "SWEEP", (("rows", (1,)), ("inputs", (256,))))
     for lasting, kept in ((3, DEFAULT), (4, Blocking(rows=1))):
         calls.clear()
+        last_fast[0] = lasting
         with Pool(load_library(), 1) as pool:
             (row,) = run_tune(pool)
         assert len(calls) == 4
