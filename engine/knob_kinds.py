@@ -21,8 +21,8 @@ class Knob:
 
     kind: bool, int, float, choice, path or text. bits: what a flip does to the text (identical, near-tie,
     other-weights, proposes-only). flip: when it takes effect (live, recapture, reload). engaged: the counter
-    that proves it did. backends: where it acts; `why` says why not elsewhere. needs: what the loaded model or
-    drafter must offer.
+    that proves it did. backends: where it acts; `why` says why not on another of the CPU's, `why_cuda` on a
+    GPU. needs: what the loaded model or drafter must offer.
     requires, excludes: (switch, value) pairs that must, or must not, hold while this switch is on.
     aliases: (spelling, accepted choice) pairs.
     """
@@ -41,6 +41,7 @@ class Knob:
     aliases: tuple[tuple[str, str], ...] = ()
     backends: tuple[str, ...] = ("native",)
     why: str = ""
+    why_cuda: str = ""
     needs: tuple[str, ...] = ()
     requires: tuple[tuple[str, str], ...] = ()
     excludes: tuple[tuple[str, str], ...] = ()
@@ -100,7 +101,9 @@ def status_of(knob: Knob, backend: str, offers: Iterable[str] | None) -> KnobSta
     """The status on `backend`; `offers` is what the loaded model and drafters have, None before a load."""
     if backend not in knob.backends:
         where = " or ".join(knob.backends)
-        return KnobStatus(knob.name, False, knob.why or f"acts on the {where} backend only")
+        general = f"it acts on the {where} backend only" if where else "not part of this version"
+        said = knob.why_cuda if backend == "cuda" else knob.why
+        return KnobStatus(knob.name, False, said or general)
     missing = [] if offers is None else [need for need in knob.needs if need not in offers]
     if missing:
         return KnobStatus(knob.name, False, f"{missing[0]} is not loaded")
