@@ -27,7 +27,8 @@ def _idle(
     backends: tuple[str, ...] = (),
 ) -> Knob:
     return Knob(
-        name, kind, default, effect, bits, flip, "none here", group, low, high, choices, backends=backends, why=why
+        name, kind, default, effect, bits, flip, "none here", group, low, high, choices,
+        backends=backends, why=why,
     )  # fmt: skip
 
 
