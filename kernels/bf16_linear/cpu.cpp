@@ -7,6 +7,8 @@
 // added to the accumulator, blocks ascending.
 #include "product.h"
 
+#include <utility>
+
 namespace {
 
 using rondo::TileArgs;
@@ -83,6 +85,40 @@ struct Bf16 : rondo::Activations {
     _mm256_store_ps(acc, _mm256_add_ps(before, sum));
   }
 
+  // 32 inputs of 16 outputs, widened, against N of the M rows at x. A function of its own, so that
+  // nothing else takes its registers.
+  template <int M, int N>
+  __attribute__((noinline)) static void add_rows(const __m256 (*w)[2], const float* x, float* acc,
+                                                 bool first) {
+    __m256 sum[N][2];
+#pragma GCC unroll 5
+    for (int r = 0; r < N; r++) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
+#pragma GCC unroll 1
+    for (int j = 0; j < 16; j++, w += 2, x += 2 * M)
+#pragma GCC unroll 2
+      for (int odd = 0; odd < 2; odd++) {
+        const __m256 low = rondo::in_register(w[odd][0]), high = rondo::in_register(w[odd][1]);
+#pragma GCC unroll 5
+        for (int r = 0; r < N; r++) {
+          const __m256 value = rondo::in_register(_mm256_broadcast_ss(x + 2 * r + odd));
+          sum[r][0] = _mm256_fmadd_ps(low, value, sum[r][0]);
+          sum[r][1] = _mm256_fmadd_ps(high, value, sum[r][1]);
+        }
+      }
+#pragma GCC unroll 5
+    for (int r = 0; r < N; r++)
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; v++) add_sum(acc + (r * 2 + v) * 8, first, sum[r][v]);
+  }
+  template <int M, int... Part>
+  RONDO_INLINE void add_parts(const __m256 (*w)[2], const float* x, float* acc, bool first,
+                              std::integer_sequence<int, Part...>) {
+    constexpr int parts = sizeof...(Part);
+    (add_rows<M, M * (Part + 1) / parts - M * Part / parts>(w, x + M * Part / parts * 2,
+                                                            acc + M * Part / parts * 16, first),
+     ...);
+  }
+
   template <int M, int T>
   static void tiles(const TileArgs& a) {
     const float* x = static_cast<const float*>(a.x);
@@ -121,40 +157,18 @@ struct Bf16 : rondo::Activations {
           for (int m = 0; m < M; m++)
             add_sum(a.sums + ((v / 2 * M + m) * 2 + v % 2) * 8, first, sum[v][m]);
       } else {
-        // Many rows: the weights widened once, then up to six rows at a time.
-        alignas(32) __m256 w[16][2][2];
+        // Many rows: the weights widened once, then up to five rows at a time.
+        alignas(32) __m256 w[32][2];
         for (int j = 0; j < 16; j++) {
           rondo::prefetch(p + 2 * j * kUnit + ahead);
 #pragma GCC unroll 2
           for (int v = 0; v < 2; v++) {
             __m256 both[2];
             split(p + 2 * j * kUnit + v * 32, both);
-            w[j][0][v] = both[0], w[j][1][v] = both[1];
+            w[2 * j][v] = both[0], w[2 * j + 1][v] = both[1];
           }
         }
-        constexpr int kParts = (M + 5) / 6;
-#pragma GCC unroll 2
-        for (int part = 0; part < kParts; part++) {
-          const int begin = M * part / kParts, n = M * (part + 1) / kParts - begin;
-          __m256 sum[6][2];
-#pragma GCC unroll 6
-          for (int r = 0; r < n; r++) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
-          for (int j = 0; j < 16; j++)
-#pragma GCC unroll 2
-            for (int odd = 0; odd < 2; odd++)
-#pragma GCC unroll 6
-              for (int r = 0; r < n; r++) {
-                const __m256 value = _mm256_broadcast_ss(x + (j * M + begin + r) * 2 + odd);
-#pragma GCC unroll 2
-                for (int v = 0; v < 2; v++)
-                  sum[r][v] = _mm256_fmadd_ps(w[j][odd][v], value, sum[r][v]);
-              }
-#pragma GCC unroll 6
-          for (int r = 0; r < n; r++)
-#pragma GCC unroll 2
-            for (int v = 0; v < 2; v++)
-              add_sum(a.sums + ((begin + r) * 2 + v) * 8, first, sum[r][v]);
-        }
+        add_parts<M>(w, x, a.sums, first, std::make_integer_sequence<int, (M + 4) / 5>());
       }
     }
   }

@@ -12,6 +12,8 @@
 // finished sum.
 #include "product.h"
 
+#include <utility>
+
 namespace {
 
 using rondo::TileArgs;
@@ -163,6 +165,43 @@ struct Fp8 : Layout {
     }
   }
 
+  // `pairs` pairs of inputs of 16 outputs, decoded, against N of the M rows at x. A function of its own,
+  // so that nothing else takes its registers.
+  template <int M, int N>
+  __attribute__((noinline)) static void add_rows(const __m256* w, const float* x, int pairs, bool add,
+                                                 __m256 (*held)[4]) {
+    __m256 sum[N][4];
+#pragma GCC unroll 3
+    for (int r = 0; r < N; r++)
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; i++) sum[r][i] = _mm256_setzero_ps();
+#pragma GCC unroll 1
+    for (int u = 0; u < pairs; u++, w += 4, x += 2 * M) {
+      __m256 value[N];
+#pragma GCC unroll 3
+      for (int r = 0; r < N; r++) value[r] = rondo::broadcast_pair(x + 2 * r);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; i++) {
+        const __m256 weight = rondo::in_register(w[i]);
+#pragma GCC unroll 3
+        for (int r = 0; r < N; r++) sum[r][i] = _mm256_fmadd_ps(weight, value[r], sum[r][i]);
+      }
+    }
+#pragma GCC unroll 3
+    for (int r = 0; r < N; r++)
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; i++)
+        held[r][i] = add ? _mm256_add_ps(held[r][i], sum[r][i]) : sum[r][i];
+  }
+  template <int M, int... Part>
+  RONDO_INLINE void add_parts(const __m256* w, const float* x, int pairs, bool add,
+                              __m256 (*held)[4], std::integer_sequence<int, Part...>) {
+    constexpr int parts = sizeof...(Part);
+    (add_rows<M, M * (Part + 1) / parts - M * Part / parts>(w, x + M * Part / parts * 2, pairs, add,
+                                                            held + M * Part / parts),
+     ...);
+  }
+
   // Joins the even and the odd inputs of 16 outputs and adds them with the scale of their block.
   RONDO_INLINE void add_block(const __m256* held, __m256 scale, bool first, float* acc) {
 #pragma GCC unroll 2
@@ -212,33 +251,7 @@ struct Fp8 : Layout {
 #pragma GCC unroll 8
             for (int i = 0; i < 8; i++) w[u * 8 + i] = decode8(p + i % 4 * 16 + i / 4 * 8);
           }
-          constexpr int kParts = (M + 2) / 3;
-#pragma GCC unroll 4
-          for (int rows = 0; rows < kParts; rows++) {
-            const int begin = M * rows / kParts, n = M * (rows + 1) / kParts - begin;
-            __m256 sum[3][4];
-#pragma GCC unroll 3
-            for (int r = 0; r < n; r++)
-#pragma GCC unroll 4
-              for (int i = 0; i < 4; i++) sum[r][i] = _mm256_setzero_ps();
-            for (int u = 0; u < 2 * units; u++) {
-              __m256 pairs[3];
-#pragma GCC unroll 3
-              for (int r = 0; r < n; r++) pairs[r] = rondo::broadcast_pair(x + (u * M + begin + r) * 2);
-#pragma GCC unroll 4
-              for (int i = 0; i < 4; i++)
-#pragma GCC unroll 3
-                for (int r = 0; r < n; r++)
-                  sum[r][i] = _mm256_fmadd_ps(w[u * 4 + i], pairs[r], sum[r][i]);
-            }
-#pragma GCC unroll 3
-            for (int r = 0; r < n; r++)
-#pragma GCC unroll 4
-              for (int i = 0; i < 4; i++) {
-                __m256* to = &held[0][begin + r][i];
-                *to = part ? _mm256_add_ps(*to, sum[r][i]) : sum[r][i];
-              }
-          }
+          add_parts<M>(w, x, 2 * units, part > 0, held[0], std::make_integer_sequence<int, (M + 2) / 3>());
           x += 4 * M * units;
         }
       }
