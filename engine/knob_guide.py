@@ -17,10 +17,9 @@ A value comes from the default, then the profile (`ops/serve.env`), then the env
 panel. An unknown name or a value that does not parse is an error.
 
 - **bits**: what a flip does to the text. *identical*: every bit stays. *near-tie*: the same mathematics with
-  another rounding, so a token may differ where two were almost equally likely; and where rows go through PyTorch
-  their bits depend on the rows beside them, so that speculative and plain text may part at such a place, too.
-  *other-weights*: other numbers.
-  *proposes-only*: what is drafted and how fast; greedy text stays.
+  another rounding, so a token may differ where two were almost equally likely. Rows that go through
+  PyTorch may depend on the rows beside them, so that speculative and plain text may part at such a place, too.
+  *other-weights*: other numbers. *proposes-only*: what is drafted and how fast; greedy text stays.
 - **takes effect**: *live*: at the next round. *recapture*: at the next round, with new recordings. *reload*:
   when a model is loaded.
 - **proof**: the counter that moves when the switch is engaged.
