@@ -160,6 +160,12 @@ _ROUND: tuple[Knob, ...] = (
     ),
     # Runtime
     Knob(
+        "OP_TIMES", "bool", "0",
+        "Put an event behind every operation of a pass on a GPU, so that the kernel table has times.",
+        "identical", "recapture", "timed passes", "runtime",
+        backends=("cuda",), why="the native kernels are always timed",
+    ),
+    Knob(
         "CPU_ISA", "choice", "",
         "Force the instruction set of the native kernels (reference: the readable PyTorch operations instead); "
         "empty picks the best this processor has.",

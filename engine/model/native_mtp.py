@@ -94,12 +94,12 @@ class NativeMtp:
         sums = self._sums[:depth].tolist()
         if width == 1:
             pairs = zip(values, sums, strict=True)
-            chances = [_probability(value, total) for value, total in pairs]
+            chances = [probability(value, total) for value, total in pairs]
             return [DraftStep((ids[at],), (chances[at],)) for at in range(depth)]
         return [
             DraftStep(
                 tuple(ids[at : at + width]),
-                tuple([_probability(value, total) for value in values[at : at + width]]),
+                tuple([probability(value, total) for value in values[at : at + width]]),
             )
             for at, total in zip(range(0, count, width), sums, strict=True)
         ]
@@ -129,7 +129,7 @@ class NativeMtp:
             self._waiting_rows[0] = self._waiting_rows[row]
 
 
-def _probability(value: float, total: float) -> float:
+def probability(value: float, total: float) -> float:
     """e^(logit - logarithm of the sum of all), at most 1; 0 where there is no number."""
     difference = value - total
     return math.exp(difference) if difference < 0.0 else float(difference >= 0.0)

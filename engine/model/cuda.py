@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The hybrid forward on a GPU: weights placed once, every round replayed from captured graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.errors import UnsupportedModelError
+from engine.knobs import KnobSet
+from engine.load.drafter import BlockCheckpoint
+from engine.load.weights import ModelWeights
+from engine.model.backend import (
+    VERIFY_ROWS,
+    DraftStep,
+    OperationTime,
+    Verified,
+    accepted_path,
+    tree_parents,
+)
+from engine.model.block_forward import BlockRows
+from engine.model.byte_model import ByteModel
+from engine.model.config import ModelConfig
+from engine.model.cuda_arena import MAX_ROWS, Arena, PassInputs, cached_positions
+from engine.model.cuda_forward import CudaForward, products_of
+from engine.model.cuda_graphs import Body, CudaRecording
+from engine.model.cuda_mtp import CudaMtp
+from engine.model.cuda_ops import CudaOps
+from engine.model.cuda_suspect import first_suspect
+from engine.model.cuda_switches import CudaSwitches
+from engine.model.cuda_times import OperationTimes
+from engine.model.cuda_verified import DeviceVerified, Readback
+from engine.model.cuda_weights import CudaWeights
+from engine.model.engaged import Engaged
+from engine.model.verify_graph import GraphKey, VerifyGraphs, context_class
+from kernels.cuda_build import CudaLibrary
+
+_DRAFTS = ("draft", "extend")  # kinds of passes of the MTP head alone
+
+
+class CudaBackend:
+    """See `engine.model.backend.Backend`.
+
+    A verify pass commits the rows that the pass before left pending and records its own; the accepted path is
+    only named by `commit`. Positions, lengths, tokens and the pending rows lie on the device, so that one
+    captured graph serves every round of its shape. Up to 32 rows of a prompt are a verify pass that is kept
+    whole; longer chunks commit as they are computed, are not captured, and round otherwise.
+
+    Rows of verify passes promise equal bits alone and in any chain or tree of one context class; a prompt's
+    chunks and a longer context class do not. On a CPU, for tests, the same body runs without graphs.
+    """
+
+    name = "cuda"
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        *,
+        capacity: int,
+        knobs: KnobSet,
+        device: torch.device | str = "cuda",
+        library: CudaLibrary | None = None,
+        tokens: int | None = None,
+        on_layer: Callable[[int], None] = lambda index: None,
+        make_ops: Callable[[ModelConfig, CudaLibrary | None], CudaOps] = CudaOps,
+    ) -> None:
+        """Place `weights`, whose linears are freed one by one as they are placed, and lay out the arena.
+
+        `tokens`: ids that exist; padded vocabulary rows behind them are never chosen. `on_layer(index)` is
+        called before a layer is placed and may raise to cancel. `make_ops`: the operations; kernels and PyTorch
+        differ in roundings.
+        """
+        tokens = tokens or config.vocab_size
+        self.config = config
+        self.capacity = capacity
+        self.length = 0
+        self.block: BlockCheckpoint | None = None
+        self.device = torch.device(device)
+        self._captures = self.device.type == "cuda"
+        self._bytes = ByteModel.of(config, weights)
+        self._graphs: VerifyGraphs[CudaRecording] = VerifyGraphs()
+        self._pool = torch.cuda.graph_pool_handle() if self._captures else None
+        self._engaged = Engaged()
+        self._times = OperationTimes()
+        self._ops = make_ops(config, library)
+        self.apply_knobs(knobs)
+        with torch.no_grad():
+            placed = CudaWeights.place(
+                config,
+                weights,
+                device=self.device,
+                positions=cached_positions(capacity),
+                fuse=knobs.flag("FUSE_PROJ"),
+                fuse_gates=knobs.flag("GDN_AB"),
+                on_layer=on_layer,
+            )
+            self._arena = Arena.build(config, placed, capacity=capacity, device=self.device)
+            products = [product for each in products_of(placed) for product, _ in each.products]
+            self._ops.reserve(products, self.device)
+            self._forward = CudaForward(config, placed, self._arena, self._ops, tokens)
+        self._inputs = PassInputs.of(self._arena.inputs.host)
+        self._inputs.parents[:] = np.arange(-1, VERIFY_ROWS - 1)
+        self._mtp = CudaMtp(self._arena, capacity, tokens)
+        self._readback = Readback(self._arena.best, self._arena.logits[:, :tokens])
+        self.reset(speculate=False)
+
+    @torch.no_grad()
+    def reset(self, *, speculate: bool) -> None:
+        self.length = 0
+        self._parity = 0
+        self._pending: Sequence[int] = ()
+        self._verified: list[int] = []
+        self._tree: Sequence[int] | None = None  # parents of the verified rows, None for a chain
+        self._pass_rows = 0  # of the latest trunk pass, whose tokens lie in the arena
+        self._mtp.reset(active=speculate)
+        self._arena.delta.states.zero_()
+        self._arena.delta.tails.zero_()
+
+    @torch.no_grad()
+    def prefill(self, ids: Sequence[int]) -> Verified:
+        self._begin(ids)
+        last = 0
+        for at in range(0, len(ids), MAX_ROWS):
+            part = ids[at : at + MAX_ROWS]
+            if len(part) > VERIFY_ROWS:
+                self._flush()
+                self._pass("prefill", part)
+                self._mtp.add(self._run, range(len(part)), part)
+                self.length += len(part)
+                last = 0
+            else:
+                self._verify(part, None, in_round=False)
+                self._commit(range(len(part)), in_round=False)
+                last = len(part) - 1
+        return DeviceVerified(self._readback, last, last + 1)
+
+    @torch.no_grad()
+    def all_logits(self, ids: Sequence[int]) -> Tensor:
+        self._begin(ids)
+        logits = torch.empty(len(ids), self.config.vocab_size)
+        for at in range(0, len(ids), VERIFY_ROWS):
+            part = ids[at : at + VERIFY_ROWS]
+            self._verify(part, None, in_round=False)
+            logits[at : at + len(part)] = self._arena.logits[: len(part), : logits.shape[1]]
+            self._commit(range(len(part)), in_round=False)
+        return logits
+
+    @torch.no_grad()
+    def verify(self, ids: Sequence[int], parents: Sequence[int] | None = None) -> Verified:
+        tree = tree_parents(ids, parents)
+        self._begin(ids)
+        self._verify(ids, tree, in_round=True)
+        return DeviceVerified(self._readback, 0, len(ids))
+
+    @torch.no_grad()
+    def commit(self, rows: Sequence[int] | int) -> None:
+        self._commit(accepted_path(rows, len(self._verified), self._tree), in_round=True)
+        if not self._commit_in_verify:
+            self._flush(in_round=True)
+            self._engaged.count("commit passes")
+
+    def draft(self, anchor: int, depth: int) -> list[int]:
+        return [step.tokens[0] for step in self.draft_steps(anchor, depth, 1)]
+
+    @torch.no_grad()
+    def draft_steps(self, anchor: int, depth: int, width: int) -> list[DraftStep]:
+        return self._mtp.draft(self._run, anchor, depth, width)
+
+    def attach_block(self, block: BlockCheckpoint) -> None:
+        raise UnsupportedModelError(
+            "The GPU backend runs no block drafter.",
+            next_step="Set QWEN38_DFLASH2=off, or compute on the CPU (--device cpu).",
+        )
+
+    def block_room(self) -> int:
+        return 0
+
+    def draft_block(self, anchor: int, width: int) -> BlockRows:
+        raise ValueError("no block drafter is attached")
+
+    def block_bytes(self) -> int:
+        return 0
+
+    def round_bytes(self, rows: int, drafted: int) -> int:
+        return self._bytes.round_bytes(
+            rows, drafted, self.length, commit_in_verify=self._commit_in_verify
+        )
+
+    def draft_bytes(self, steps: int) -> int:
+        return self._bytes.draft_bytes(steps, self.length)
+
+    def written_bytes(self) -> int:
+        return self._bytes.state_bytes
+
+    @torch.no_grad()
+    def suspect_layer(self) -> str:
+        # A drafter that computed no number proposed -1, which no embedding row stands for.
+        known = np.cumprod(self._inputs.ids[: self._pass_rows] >= 0)
+        rows = min(VERIFY_ROWS, max(1, int(known.sum())))
+        self.reset(speculate=False)
+        self._stage()
+        return first_suspect(self._forward, rows)
+
+    def operation_times(self) -> list[OperationTime] | str:
+        return self._times.by_operation(timed=self._ops.switches.timed)
+
+    def reset_operation_times(self) -> None:
+        self._times.reset()
+
+    def apply_knobs(self, knobs: KnobSet) -> None:
+        switches = CudaSwitches.of(knobs)
+        self._ops.switches = switches
+        # A string keeps its hash; a table counts by what it holds.
+        self._signature = str((*knobs.signature(), switches.tiles))
+        self._replay = knobs.flag("VERIFY_GRAPH")
+        self._replay_drafts = knobs.flag("DRAFT_GRAPH")
+        self._most_recorded_tokens = knobs.number("GRAPH_MAX_CTX")
+        self._commit_in_verify = knobs.flag("COMMIT_IN_VERIFY")
+
+    def engaged(self) -> dict[str, int]:
+        return self._engaged.counts()
+
+    def close(self) -> None:
+        if self._captures:
+            torch.cuda.synchronize(self.device)
+        self._graphs.clear()
+
+    @torch.no_grad()
+    def committed_state(self) -> dict[str, Tensor]:
+        """Copies of everything committed, by name, on the CPU; see `NativeBackend.committed_state`."""
+        self._flush()
+        self._mtp.flush(self._run)
+        arena, config = self._arena, self.config
+        state: dict[str, Tensor] = {"length": torch.tensor(self.length)}
+        for place, layer in enumerate(config.gdn_layers):
+            state[f"state {layer}"] = arena.delta.states[place].cpu().clone()
+            state[f"tail {layer}"] = arena.delta.tails[place].cpu().clone()
+        for place, layer in enumerate(config.attention_layers):
+            cache = arena.kv.layer(place)
+            for name, part in (("keys", cache.keys), ("values", cache.values)):
+                state[f"{name} {layer}"] = part[:, : self.length].transpose(0, 1).cpu().clone()
+        if arena.mtp_kv is not None:
+            state["mtp keys"], state["mtp values"] = self._mtp.read()
+        return state
+
+    def _begin(self, ids: Sequence[int]) -> None:
+        """Check the room; rows verified before and not committed are gone."""
+        rows = len(ids)
+        if rows < 1 or self.length + rows > self.capacity:
+            raise ValueError(
+                f"{rows} rows after {self.length} do not fit a context of {self.capacity}"
+            )
+        self._verified = []
+
+    def _verify(self, ids: Sequence[int], tree: Sequence[int] | None, *, in_round: bool) -> None:
+        rows = len(ids)
+        self._arena.inputs.wait()
+        if tree is not None:
+            self._inputs.parents[:rows] = tree
+            self._inputs.parents[rows:] = np.arange(rows - 1, VERIFY_ROWS - 1)
+        self._pass("chain" if tree is None else "tree", ids, in_round=in_round)
+        self._pending = ()
+        self._verified, self._tree = list(ids), tree
+
+    def _commit(self, path: Sequence[int], *, in_round: bool) -> None:
+        ids = [self._verified[row] for row in path]
+        self._verified = []
+        self._pending = path
+        # The next pass owns the other record set and finds these rows in this one.
+        self._parity = 1 - self._parity
+        self._mtp.add(self._run, path, ids, in_round=in_round)
+        self.length += len(path)
+
+    def _flush(self, *, in_round: bool = False) -> None:
+        """Apply the pending rows to the states and caches."""
+        if self._pending:
+            self._stage()
+            self._run("flush", 0, in_round=in_round)
+            self._pending = ()
+
+    def _pass(self, kind: str, ids: Sequence[int], *, in_round: bool = False) -> None:
+        """One trunk pass over `ids`, behind the committed positions."""
+        self._arena.inputs.wait()
+        self._inputs.ids[: len(ids)] = ids
+        self._pass_rows = len(ids)
+        self._stage()
+        self._run(kind, len(ids), in_round=in_round)
+
+    def _stage(self) -> None:
+        """Bring what a pass reads to the device: the tokens in the arena, the length, the pending rows."""
+        inputs, count = self._inputs, len(self._pending)
+        self._arena.inputs.wait()
+        inputs.start[0] = self.length
+        inputs.count[0] = count
+        inputs.rows[:count] = self._pending
+        self._arena.inputs.upload()
+
+    def _run(
+        self, kind: str, rows: int, *, steps: int = 0, width: int = 0, in_round: bool = False
+    ) -> None:
+        """Run a recording; only a pass that is part of a round adds to the operation times."""
+        prefix = "draft " if kind in _DRAFTS else ""
+        if self._replays(kind, rows):
+            key = self._key(kind, rows, steps=steps, width=width)
+            recording = self._graphs.get(key, self._capture)
+            self._engaged.count(f"{prefix}tape replays")
+        else:
+            key = self._key(kind, rows, steps=steps, width=width)
+            recording = CudaRecording(self._ops, self._body(key), self.device)
+            self._engaged.count(f"{prefix}eager passes")
+        recording.run()
+        self._engaged.ran(self._engaged.bundle(recording.paths))
+        if in_round and recording.steps:
+            torch.cuda.synchronize(self.device)
+            self._times.add(recording)
+            self._engaged.count("timed passes")
+
+    def _replays(self, kind: str, rows: int) -> bool:
+        wanted = self._replay_drafts if kind in _DRAFTS else self._replay
+        short = self.length <= self._most_recorded_tokens and rows <= VERIFY_ROWS
+        return self._captures and wanted and short
+
+    def _key(self, kind: str, rows: int, *, steps: int = 0, width: int = 0) -> GraphKey:
+        parity = 0 if kind in _DRAFTS else self._parity
+        context = context_class(self.length + VERIFY_ROWS)
+        return GraphKey(kind, rows, context, self._signature, parity, steps, width)
+
+    def _body(self, key: GraphKey) -> Body:
+        """The operations of a key; the same for captured and for eager passes."""
+        forward, rows, parity = self._forward, key.rows, key.parity
+        context = min(key.context_class, len(self._arena.places))
+        if key.kind == "flush":
+            return lambda: forward.flush(parity=parity)
+        if key.kind == "draft":
+            return lambda: forward.draft(
+                rows=rows, steps=key.steps, width=key.width, context=context
+            )
+        if key.kind == "extend":
+            first = self._mtp.first if rows > VERIFY_ROWS else None
+            return lambda: forward.extend(rows=rows, context=context, first=first)
+        if key.kind == "prefill":
+            first = self.length
+            return lambda: forward.chunk(rows=rows, first=first, parity=parity)
+        tree = key.kind == "tree"
+        return lambda: forward.verify(rows=rows, parity=parity, tree=tree, context=context)
+
+    def _capture(self, key: GraphKey) -> CudaRecording:
+        recording = CudaRecording(self._ops, self._body(key), self.device)
+        pending = self._forward.inputs.count
+        assert self._pool is not None
+        recording.capture(
+            self._pool, settle=lambda: pending.zero_(), restore=self._arena.inputs.upload
+        )
+        self._engaged.count("graph captures")
+        return recording
