@@ -50,9 +50,8 @@ def test_the_drafter_beside_the_model_drafts_when_asked(model: Path, isa: str) -
         assert drafted == done.drafted_tokens > 0
         engine.set_knobs({"QWEN38_DF2_TEMP": "2.5", "QWEN38_DF2_TREE_MODE": "paths"})
         assert engine.generate(REQUEST).token_ids == wanted
-    with opened(
-        model, CPU_ISA=isa
-    ) as engine:  # the MTP head goes first unless the drafter is named
+    # The MTP head goes first unless the drafter is named.
+    with opened(model, CPU_ISA=isa) as engine:
         assert engine.card.speculation.startswith("MTP")
         engine.generate(REQUEST)
         assert engine.engaged().get("tokens drafted by the block drafter", 0) == 0

@@ -34,7 +34,8 @@ for module in dict.fromkeys(operation(name).check for name in names):
 ROOT = Path(__file__).parents[2]
 PRODUCTS = ("nvfp4_linear", "fp8_linear", "bf16_linear", "e2m1")
 LAYERS = (
-    "embedding", "rms_norm", "causal_conv", "gated_delta", "rope", "attention", "elementwise", "head",
+    "embedding", "rms_norm", "causal_conv", "gated_delta", "rope", "attention", "block_attention",
+    "block_conv", "elementwise", "head",
 )  # fmt: skip
 
 
