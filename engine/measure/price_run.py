@@ -28,7 +28,7 @@ _BURST_ROUNDS = 16
 _PROMPT_CHUNK = 256
 
 _QUICK_ROWS = ((CHAIN, 1), (CHAIN, 8), (CHAIN, 2), (CHAIN, 4), (TREE, 8), (CHAIN, 16), (CHAIN, 32))
-_QUICK_SHORT_MS = 5.0
+_QUICK_LONG_MS = 50.0
 _QUICK_ROUNDS = 4
 _QUICK_BUDGET_S = 0.5
 _QUICK_LIMIT_MS = 200.0
@@ -63,14 +63,6 @@ class PriceRequest:
     def capacity(self) -> int:
         """Positions the backend must have room for."""
         return max(self.contexts) + _span(max(self.contexts)) + VERIFY_ROWS
-
-
-@dataclass(frozen=True, slots=True)
-class QuickPrices:
-    """A rough table; `complete` where every row count of it was measured."""
-
-    table: PriceTable
-    complete: bool
 
 
 def balanced_parents(rows: int) -> list[int]:
@@ -151,7 +143,7 @@ def measure_rounds(
     return {case: statistics.median(ms) for case, ms in samples.items()}
 
 
-def quick_prices(backend: Backend) -> QuickPrices | None:
+def quick_prices(backend: Backend) -> PriceTable | None:
     """A rough table from a few rounds on an empty sequence, or None where a plain round exceeds 200 ms.
 
     Takes a quarter of a second where rounds are short, half a second where they are not. Row counts that it has
@@ -165,19 +157,10 @@ def quick_prices(backend: Backend) -> QuickPrices | None:
         backend.reset(speculate=False)
         if rows > backend.capacity:
             continue
-        ids, parents, keep = [0] * rows, _parents(kind, rows), 1
-        first_ms = _round_ms(backend, ids, parents, keep)
-        if rows == 1 and first_ms > _QUICK_LIMIT_MS:
-            first_ms = _round_ms(backend, ids, parents, keep)  # the first one records
-            if first_ms > _QUICK_LIMIT_MS:
-                backend.reset(speculate=False)
-                return None
-        taken = []
-        while backend.length + rows <= backend.capacity and len(taken) < _QUICK_ROUNDS:
-            taken.append(_round_ms(backend, ids, parents, keep))
-            if taken[-1] > _QUICK_SHORT_MS and len(taken) > 1:
-                break
-        prices[kind, rows] = min(taken, default=first_ms)
+        prices[kind, rows] = _quick_ms(backend, kind, rows)
+        if rows == 1 and prices[kind, rows] > _QUICK_LIMIT_MS:
+            backend.reset(speculate=False)
+            return None
     backend.reset(speculate=False)
     measured = len(prices)
     chain = sorted(rows for kind, rows in prices if kind == CHAIN)
@@ -189,8 +172,18 @@ def quick_prices(backend: Backend) -> QuickPrices | None:
     for _, rows in [case for case in prices if case[1] >= _LEAST_TREE]:
         prices[TREE, rows] = prices[CHAIN, rows] * max(1.0, share)
     source = f"measured at load: {measured} row counts on an empty context"
-    table = PriceTable({FIRST_CLASS_TOKENS: _table(prices)}, source)
-    return QuickPrices(table, complete=measured == len(_QUICK_ROWS))
+    return PriceTable({FIRST_CLASS_TOKENS: _table(prices)}, source)
+
+
+def _quick_ms(backend: Backend, kind: str, rows: int) -> float:
+    """The least of a few rounds behind two that record the passes; of long rounds, one behind one."""
+    ids, parents = [0] * rows, _parents(kind, rows)
+    least = _round_ms(backend, ids, parents, 1)
+    rounds = 1 if least > _QUICK_LONG_MS else 1 + _QUICK_ROUNDS
+    taken = []
+    while len(taken) < rounds and backend.length + rows <= backend.capacity:
+        taken.append(_round_ms(backend, ids, parents, 1))
+    return min(taken[1:] or taken or [least])
 
 
 def _table(prices: dict[tuple[str, int], float]) -> dict[str, dict[int, float]]:

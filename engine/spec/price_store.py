@@ -95,8 +95,8 @@ def live_prices(backend: Backend, given: str | Path = "") -> LivePrices:
     """The prices a router starts from. What the backend's sequence holds is lost: it is empty afterwards.
 
     The file of QWEN38_STAIR_TABLES (`given`) where one is named, else the table kept for exactly this machine
-    and model, else a few rounds timed now; where even these take too long, the proportions of the shipped
-    table, which the rounds to come correct. Raises UsageError for a given file that is no table.
+    and model, else a few rounds timed now, or, where even these take too long, the proportions of the shipped
+    table; the rounds to come correct both. Raises UsageError for a given file that is no table.
     """
     if given:
         return LivePrices(given_prices(given))
@@ -110,13 +110,11 @@ def live_prices(backend: Backend, given: str | Path = "") -> LivePrices:
     if kept is not None:
         return LivePrices(kept)
     quick = quick_prices(backend)
-    table = quick.table if quick else default_prices()
-    return LivePrices(
-        replace(table, source=table.source + damaged),
-        learns_rows=quick is None or not quick.complete,
-    )
+    table = quick or default_prices()
+    table = replace(table, source=table.source + damaged)
+    return LivePrices(table, learns_rows=True, relative=quick is None)
 
 
 def unmeasured_prices() -> LivePrices:
     """Prices to start from while a text is under way, when nothing can be timed: learned as rounds run."""
-    return LivePrices(default_prices(), learns_rows=True)
+    return LivePrices(default_prices(), learns_rows=True, relative=True)

@@ -237,7 +237,7 @@ class StairCut:
         at_hand = max((each.cut.value for each in found), default=plain_value)
         level = self._prices.level
         plans = [(head.plan(prices, rest_ms, level, limit), head) for head in self._heads]
-        plan, head = max(plans, key=lambda each: each[0].value)
+        plan, head = plans[0] if len(plans) == 1 else max(plans, key=lambda each: each[0].value)
         if self._whole:
             return head, plan._replace(steps=head.most_steps), ""
         if self._skip and self._lookup and self._lookup.copying and at_hand >= plan.value:

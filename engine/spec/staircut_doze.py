@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _IDLE_ROUNDS = 6  # in a row in which nothing paid, before a doze
+_AWAKE_ROUNDS = 2  # at the start of a text
 _OWN_SHARE = 0.01  # of a plain round that the router may take where nothing pays
 _LONGEST = 20  # rounds
 
@@ -14,11 +15,12 @@ class Doze:
     """Counts idle rounds, and keeps the tokens of those that are dozed through."""
 
     def __init__(self) -> None:
+        self._idle = 0
         self.begin()
 
     def begin(self) -> None:
-        """A new text: awake."""
-        self._idle = 0
+        """A new text: awake, for fewer rounds where nothing paid at the end of the last one."""
+        self._idle = min(self._idle, _IDLE_ROUNDS - _AWAKE_ROUNDS)
         self._ahead = 0
         self.asleep = False  # in the present round
         self.anchor = -1  # of the first round that was dozed through

@@ -16,6 +16,8 @@ from engine.spec.tree import MAX_NODES, DraftTree
 _PROBE_ROUNDS = 32  # between two drafts by a head that does not pay
 _PROBE_SHARE = 0.006  # of the time of these rounds that a probe may take
 _PROBE_DOUBLINGS = 5
+_FIRST_DRAFTS = 4
+_PROBES_IN_A_ROW = 5
 _AT_ONCE = 1 << 30  # rounds waited for a probe that is due whatever it costs
 _STEP_PRIOR = 0.15  # of a plain round: what a step costs before one was timed
 _BLOCK_PRIOR = 0.5
@@ -44,6 +46,8 @@ class Head:
         self.chances: Sequence[float] = (1.0,)  # of its nodes
         self._waited = 0
         self._failed = 0
+        self._drafts = 0
+        self._in_a_row = 0
         self._probing = False
         self.learning = True
 
@@ -56,7 +60,7 @@ class Head:
         """A new text."""
         self._drafter.begin(prompt)
         self.calibration.begin()
-        self._waited = self._failed = 0
+        self._failed = 0
         self._probing = False
 
     def plan(self, prices: tuple[Curve, Curve], rest_ms: float, level: float, limit: int) -> Plan:
@@ -68,6 +72,7 @@ class Head:
     ) -> DraftTree | None:
         """Ask the drafter; the time it takes is learned."""
         begun = clock()
+        self._drafts += 1
         tree = self._propose(anchor, steps, limit)
         if self.learning:
             self._learn_cost(steps, (clock() - begun) * 1e3)
@@ -88,10 +93,13 @@ class Head:
         """Whether to draft although the plan says it does not pay, at `extra_share` more than a plain round.
 
         Once in at least 32 rounds and so rarely that it takes at most 0.6 % of their time; half as often after
-        each probe that was wholly rejected, at once after one that was not. Where the head loses to a `rival`
-        only, each probe makes the next one rarer. `rounds` went by since this was asked last.
+        each probe that was wholly rejected, up to five in a row while they are not. Where the head loses to a
+        `rival` only, each probe makes the next one rarer. `rounds` went by since this was asked last. A head
+        that has hardly drafted yet is due at once: what it costs is not known.
         """
         self._waited += rounds
+        if self._drafts < _FIRST_DRAFTS:
+            self._waited = _AT_ONCE
         least = max(_PROBE_ROUNDS, math.ceil(extra_share / _PROBE_SHARE))
         if self._waited < least << min(self._failed, _PROBE_DOUBLINGS):
             return False
@@ -110,7 +118,11 @@ class Head:
             self._learn(tree, accepted, done)
             if self._probing:
                 self._failed = 0 if accepted else self._failed + 1
-                self._waited = _AT_ONCE if accepted else 0
+                self._in_a_row += 1
+                if accepted and self._in_a_row < _PROBES_IN_A_ROW:
+                    self._waited = _AT_ONCE
+                else:
+                    self._in_a_row = 0
         self._probing = False
         self.drafted = None
 

@@ -9,6 +9,9 @@ from engine.spec.tree import MAX_NODES
 _LEVEL_SHARE = 0.05  # of a new round in the level
 _ROWS_SHARE = 0.1  # of a new round in the ratio of its row count, once there are ten
 _NEW, _EVERY = 4, 16  # curves are made anew while a row count is new, then every so many rounds
+_RECORDINGS = 2  # first rounds of a row count, which record their passes and tell nothing
+_TRUST = 3.0  # rounds that the table stands for
+_FORGET = 0.01  # of the way that ratios go back to the table at each new curve: a stale one is tried again
 _FARTHEST = (
     2.0  # a round counts as at most so many times its price: a recording or a hiccup is no price
 )
@@ -17,73 +20,83 @@ _FARTHEST = (
 class LivePrices:
     """Prices of a table, times a level that follows the rounds.
 
-    The level takes what changes all prices alike: another load or clock. With `learns_rows` the table is good
-    for its proportions only: the first round sets the level, and each row count that runs gets a ratio of its
-    own, which row counts between and beyond share.
+    The level takes what changes all prices alike: another load or clock. With `learns_rows` the table is a
+    first guess: each row count that runs gets a ratio of its own, which row counts between and beyond share.
+    With `relative` it is good for its proportions only, and the first round sets the level.
     """
 
-    def __init__(self, table: PriceTable, *, learns_rows: bool = False) -> None:
+    def __init__(
+        self, table: PriceTable, *, learns_rows: bool = False, relative: bool = False
+    ) -> None:
         self._table = table
         self._learns_rows = learns_rows
+        self._relative = relative
         self._observed = 0
         self.level = 1.0  # measured ms for one ms of `curves`
         self._ratios: dict[str, dict[int, tuple[int, float]]] = {kind: {} for kind in KINDS}
         self._corrections: dict[str, list[float]] = {}
-        self._corrected: dict[tuple[str, Curve], Curve] = {}
-
-    @property
-    def source(self) -> str:
-        """Where the prices come from, in words."""
-        if not self._learns_rows:
-            return self._table.source
-        return f"{self._table.source}; learned from {self._observed} rounds"
+        self._last: tuple[tuple[Curve, Curve], tuple[Curve, Curve]] | None = None
+        self.source = table.source  # where the prices come from, in words
 
     def curves(self, context_tokens: int) -> tuple[Curve, Curve]:
         """(chain, tree) prices by rows at a context; times `level` they are ms."""
         curves = self._table.curves(context_tokens)
         if not self._corrections:
             return curves
-        return self._corrected_curve(CHAIN, curves[0]), self._corrected_curve(TREE, curves[1])
+        if self._last is None or self._last[0] is not curves:
+            self._last = (curves, self._corrected_curves(curves))
+        return self._last[1]
 
     def observe(self, kind: str, rows: int, context_tokens: int, verify_ms: float) -> None:
         """Learn from one verify pass."""
         if verify_ms <= 0.0:
             return
-        price = self.curves(context_tokens)[kind == TREE][rows]
+        price = self._table.curves(context_tokens)[kind == TREE][rows]
         self._observed += 1
-        if self._learns_rows and self._observed == 1:
+        if self._relative and self._observed == 1:
             self.level = verify_ms / price
             return
-        seen = verify_ms / (price * self.level)
+        count, ratio = self._ratios[kind].get(rows, (-_RECORDINGS, self._correction(kind, rows)))
+        seen = verify_ms / (price * ratio * self.level)
         seen = max(1.0 / _FARTHEST, min(seen, _FARTHEST))
-        self.level *= 1.0 + _LEVEL_SHARE * (seen - 1.0)
-        if self._learns_rows:
-            count, ratio = self._ratios[kind].get(rows, (0, self._correction(kind, rows)))
-            share = max(_ROWS_SHARE, 1.0 / (count + 1))
-            self._ratios[kind][rows] = (count + 1, ratio * (1.0 + share * (seen - 1.0)))
-            if count < _NEW or self._observed % _EVERY == 0:
-                self._corrections = {kind: self._spread(kind) for kind in KINDS}
-                self._corrected.clear()
+        if not self._learns_rows:
+            self.level *= 1.0 + _LEVEL_SHARE * (seen - 1.0)
+            return
+        if count >= 0:
+            self.level *= 1.0 + _LEVEL_SHARE * (seen - 1.0)
+            ratio *= 1.0 + max(_ROWS_SHARE, 1.0 / (count + _TRUST)) * (seen - 1.0)
+        self._ratios[kind][rows] = (count + 1, ratio)
+        if 0 <= count < _NEW or self._observed % _EVERY == 0:
+            self._correct()
+
+    def _correct(self) -> None:
+        """Make the curves anew from the ratios."""
+        for ratios in self._ratios.values():
+            for row, (times, old) in ratios.items():
+                ratios[row] = (times, old + _FORGET * (1.0 - old))
+        self._corrections = {kind: self._spread(kind) for kind in KINDS}
+        self._last = None
+        self.source = f"{self._table.source}; learned from {self._observed} rounds"
 
     def _correction(self, kind: str, rows: int) -> float:
         return self._corrections[kind][rows] if self._corrections else 1.0
 
-    def _corrected_curve(self, kind: str, curve: Curve) -> Curve:
-        found = self._corrected.get((kind, curve))
-        if found is None:
-            ratios = self._corrections[kind]
-            found = tuple(ms * ratio for ms, ratio in zip(curve, ratios, strict=True))
-            self._corrected[kind, curve] = found
-        return found
+    def _corrected_curves(self, curves: tuple[Curve, Curve]) -> tuple[Curve, Curve]:
+        chain, tree = (
+            tuple(ms * ratio for ms, ratio in zip(curve, self._corrections[kind], strict=True))
+            for kind, curve in zip(KINDS, curves, strict=True)
+        )
+        return chain, tree
 
     def _spread(self, kind: str) -> list[float]:
         """The ratio of every row count, linear between those that ran; one kind may stand for the other."""
         ran = self._ratios[kind] or self._ratios[TREE if kind == CHAIN else CHAIN]
         knots = sorted(ran)
-        spread = []
-        for rows in range(MAX_NODES + 1):
-            below = max((knot for knot in knots if knot <= rows), default=knots[0])
-            above = min((knot for knot in knots if knot >= rows), default=knots[-1])
-            share = (rows - below) / (above - below) if above > below else 0.0
-            spread.append(ran[below][1] + share * (ran[above][1] - ran[below][1]))
-        return spread
+        if not knots:
+            return [1.0] * (MAX_NODES + 1)
+        spread = [ran[knots[0]][1]] * knots[0]
+        for below, above in zip(knots[:-1], knots[1:], strict=True):
+            first = ran[below][1]
+            step = (ran[above][1] - first) / (above - below)
+            spread += [first + step * more for more in range(above - below)]
+        return spread + [ran[knots[-1]][1]] * (MAX_NODES + 1 - knots[-1])

@@ -11,6 +11,7 @@ from staircut_world import (
     CHAIN,
     REGIMES,
     REST_MS,
+    Block,
     Fixed,
     Steps,
     World,
@@ -395,15 +396,16 @@ def test_sizes_are_limited_by_the_room_and_by_the_switch() -> None:
 
 
 def test_the_choice_names_what_was_weighed() -> None:
-    world, stair = of_world(deep(1), 100)
+    world = World()
+    stair = StairCut(LivePrices(world.table), heads=(BlockHead(Block(world)),), clock=world.clock)
+    world.decode(stair, deep(1), 400)
     choice = stair.choice
     assert choice.candidate == "block"
     assert choice.price_source == "invented"
-    names = {name for name, _, _ in choice.alternatives}
-    assert names == {"plain", "block line"}
+    assert {name for name, _, _ in choice.alternatives} == {"plain", "block line"}
     assert all(value <= choice.tokens_per_ms for _, _, value in choice.alternatives)
-    assert choice.skipped == ""
-    assert world.at >= 100
+    assert (choice.skipped, choice.probe) == ("", False)
+    assert choice.nodes + 1 >= choice.expected_tokens > 3
 
 
 def test_a_head_that_declines_costs_no_learning() -> None:
