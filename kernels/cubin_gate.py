@@ -19,7 +19,7 @@ import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ class KernelFacts:
 
     registers: int
     stack_bytes: int
-    shared_bytes: int  # static, the driver's own left out
+    shared_bytes: int  # the driver's own left out; of a .cu file the static part
     local_bytes: int
     instructions: Counter[str]
 
@@ -71,7 +71,11 @@ class Budget:
 
 @dataclass(frozen=True)
 class Module:
-    """One source of a manifest: a `.cu` file, or a Python module with `cubins(target) -> {name: bytes}`."""
+    """One source of a manifest: a `.cu` file, or a Python module with kernels of Triton.
+
+    Such a module offers `cubins(target) -> {name: bytes}`, and `shared_bytes(target) -> {name: int}` for what
+    a launch asks for.
+    """
 
     source: str
     used_by: str
@@ -210,7 +214,9 @@ def budget_faults(name: str, facts: KernelFacts, budget: Budget) -> list[str]:
     if facts.stack_bytes or facts.local_bytes:
         found.append(f"{name}: {facts.stack_bytes + facts.local_bytes} bytes of local memory")
     if facts.shared_bytes > budget.shared_bytes:
-        found.append(f"{name}: {facts.shared_bytes} bytes of static shared memory")
+        found.append(
+            f"{name}: {facts.shared_bytes} bytes of shared memory, the budget is {budget.shared_bytes}"
+        )
     for opcode, wanted in budget.counts.items():
         there = facts.count(opcode)
         if there != wanted:
@@ -238,13 +244,14 @@ def module_facts(manifest: Manifest, module: Module) -> dict[str, KernelFacts]:
         return facts_of(cubin_path(ROOT / source, target_named(manifest.target)))
     name = ".".join(("kernels", *Path(source).with_suffix("").parts))
     facts: dict[str, KernelFacts] = {}
+    asked = importlib.import_module(name).shared_bytes(manifest.target)
     with tempfile.TemporaryDirectory() as folder:
         for kernel, image in importlib.import_module(name).cubins(manifest.target).items():
             file = Path(folder) / f"{kernel}.cubin"
             file.write_bytes(image)
             # One kernel an image; a compiler may decorate its name.
             (own,) = facts_of(file).values()
-            facts[kernel] = own
+            facts[kernel] = replace(own, shared_bytes=max(own.shared_bytes, asked[kernel]))
     return facts
 
 
