@@ -112,7 +112,7 @@ def counted(backend: NativeBackend, before: dict[str, int]) -> dict[str, int]:
 
 def close(values: torch.Tensor, wanted: torch.Tensor) -> bool:
     """Within what another rounding of bf16 intermediate results does to values of this size."""
-    return bool((values - wanted).abs().max() <= 0.06 * wanted.abs().max())
+    return bool((values - wanted).abs().max() <= 0.02 * wanted.abs().max())
 
 
 @pytest.fixture(scope="module")
