@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_IDLE_ROUNDS = 6  # in a row in which nothing paid, before a doze
-_AWAKE_ROUNDS = 2  # at the start of a text
+_IDLE_ROUNDS = 3  # in a row in which nothing paid, before a doze
+_AWAKE_ROUNDS = 1  # at the start of a text
 _OWN_SHARE = 0.01  # of a plain round that the router may take where nothing pays
 _LONGEST = 20  # rounds
 

@@ -297,7 +297,7 @@ def test_where_nothing_pays_even_looking_is_rare() -> None:
 
 def test_a_doze_is_as_long_as_looking_is_dear() -> None:
     doze = Doze()
-    for _ in range(5):
+    for _ in range(2):
         assert not doze.end(paid=False, own_share=0.05)
     assert doze.end(paid=False, own_share=0.05)
     slept = 0
@@ -310,7 +310,7 @@ def test_a_doze_is_as_long_as_looking_is_dear() -> None:
     assert doze.rounds == 0
     assert not doze.end(paid=True, own_share=0.05)
     assert not doze.start(1)
-    for _ in range(6):
+    for _ in range(3):
         doze.end(paid=False, own_share=0.005)  # looking is cheap: awake
     assert not doze.start(1)
 
