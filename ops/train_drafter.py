@@ -247,8 +247,8 @@ def export(options: argparse.Namespace) -> None:
     training = (
         f"{step} steps of about {options.rows} rows, {seconds / 60:.0f} minutes on one shared CPU thread, "
         "on the demo corpus under random rewording and on its generated tasks; only tokens that the demo model "
-        "itself chooses count. The phrasings in `assets/prompts.txt` are left out."
-    )
+        f"itself chooses count. The phrasings in `assets/prompts.txt` are left out. {options.note}"
+    ).strip()
     out = options.out or options.work / "demo-drafter"
     write_drafter(out, config, state["average"], training=training, figures=figures)
     print(f"wrote {out} from step {step}\n{figures}", flush=True)
@@ -294,6 +294,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--probe-every", type=float, default=420.0, help="seconds")
     parser.add_argument("--export", action="store_true", help="only write the drafter's folder")
     parser.add_argument("--out", type=Path, help="the folder to write (default: WORK/demo-drafter)")
+    parser.add_argument("--note", default="", help="a further sentence about the run for the card")
     parser.add_argument("--answers", type=Path, help="greedy answers to measure acceptance on")
     return parser
 

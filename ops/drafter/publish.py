@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -65,4 +66,6 @@ def write_drafter(
     }
     for name, value in facts.items():
         card = card.replace("{" + name + "}", value)
+    lines = (textwrap.fill(line, 112, break_on_hyphens=False) for line in card.splitlines())
+    card = "\n".join(lines) + "\n"
     (folder / "README.md").write_text(card, encoding="utf-8")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,17 @@ from checkpoints import edit_json, make_checkpoint
 from drafters import make_drafter
 
 from engine import Engine
-from engine.api import GenerateRequest
+from engine.api import GenerateRequest, Message
 from engine.errors import CheckpointError
 from engine.load.checkpoint import inspect_checkpoint
+from engine.load.drafter import drafter_folder, read_drafter
 from engine.load.stored import Dense, Nvfp4
 from engine.model.native import NativeBackend
 
 REQUEST = GenerateRequest(
     token_ids=tuple((7 * at + 3) % 600 for at in range(40)), max_tokens=40, ignore_stop_tokens=True
 )
-NAME = "QWEN38_DFLASH2"
+ASSETS = Path(__file__).resolve().parents[2] / "assets"
 
 
 @pytest.fixture
@@ -103,3 +105,28 @@ def test_a_draft_counts_its_bytes(model: Path) -> None:
         weights = backend.block_bytes()
         assert weights > 0
         assert rounds[0][0] > rounds[1][0] + weights // 2
+
+
+def test_the_shipped_drafter_fits_the_demo_model() -> None:
+    target = inspect_checkpoint(ASSETS / "demo-model").plan.config
+    folder = drafter_folder("", ASSETS / "demo-model")
+    assert folder == ASSETS / "demo-drafter"
+    found = read_drafter(folder, target)
+    assert found.config.block_size == 16
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 3 << 20
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert "Tokens a round" in card
+    assert "{" not in card
+
+
+def test_the_shipped_drafter_is_believed_and_changes_nothing() -> None:
+    """It must earn tokens on a question of its corpus; the text is that without it."""
+    request = GenerateRequest(messages=(Message("user", "What is Rondo?"),), max_tokens=60)
+    with Engine.open(
+        ASSETS / "demo-model", threads=1, profile=None, knobs={"QWEN38_MTP_DEPTH": "0"}
+    ) as engine:
+        assert engine.card.speculation == "block drafter demo-drafter"
+        done = engine.generate(request)
+        plain = engine.generate(replace(request, speculate=False))
+    assert done.token_ids == plain.token_ids
+    assert done.rounds < 0.8 * len(done.token_ids)
