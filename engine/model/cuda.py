@@ -38,6 +38,7 @@ from engine.model.engaged import Engaged
 from engine.model.verify_graph import GraphKey, VerifyGraphs, context_class
 from kernels.cuda_build import CudaLibrary
 
+_CHAIN = np.arange(-1, VERIFY_ROWS - 1, dtype=np.int32)
 _DRAFTS = ("draft", "extend")  # kinds of passes of the MTP head alone
 
 
@@ -100,10 +101,11 @@ class CudaBackend:
             )
             self._arena = Arena.build(config, placed, capacity=capacity, device=self.device)
             products = [product for each in products_of(placed) for product, _ in each.products]
-            self._ops.reserve(products, self.device)
+            places = cached_positions(capacity)
+            self._ops.reserve(products, device=self.device, positions=places)
             self._forward = CudaForward(config, placed, self._arena, self._ops, tokens)
         self._inputs = PassInputs.of(self._arena.inputs.host)
-        self._inputs.parents[:] = np.arange(-1, VERIFY_ROWS - 1)
+        self._inputs.parents[:] = _CHAIN
         self._mtp = CudaMtp(self._arena, capacity, tokens)
         self._readback = Readback(self._arena.best, self._arena.logits[:, :tokens])
         self.reset(speculate=False)
@@ -259,9 +261,9 @@ class CudaBackend:
     def _verify(self, ids: Sequence[int], tree: Sequence[int] | None, *, in_round: bool) -> None:
         rows = len(ids)
         self._arena.inputs.wait()
+        self._inputs.parents[:] = _CHAIN
         if tree is not None:
             self._inputs.parents[:rows] = tree
-            self._inputs.parents[rows:] = np.arange(rows - 1, VERIFY_ROWS - 1)
         self._pass("chain" if tree is None else "tree", ids, in_round=in_round)
         self._pending = ()
         self._verified, self._tree = list(ids), tree

@@ -69,14 +69,16 @@ class KvStack:
 class DeltaRecord:
     """What a verify pass keeps of its rows in one layer, for the commit of some of them.
 
-    raw: bf16 [32, channels], the rows before the convolution; key: float32 [32, key heads, key dim], unit
-    length; decay: float32 [32, value heads]; correction: float32 [32, value heads, value dim].
+    raw: bf16 [32, channels], the rows before the convolution; k: float32 [32, key heads, key dim], unit keys;
+    u: float32 [32, value heads, value dim], corrections; g: float32 [32, value heads], the decay's logarithm;
+    gc: the same summed along the row's path, which the kernels keep.
     """
 
     raw: Tensor
-    key: Tensor
-    decay: Tensor
-    correction: Tensor
+    k: Tensor
+    u: Tensor
+    g: Tensor
+    gc: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +108,9 @@ class DeltaStack:
             return DeltaRecord(
                 narrow(VERIFY_ROWS, config.qkv_rows),
                 wide(VERIFY_ROWS, config.key_heads, config.key_dim),
-                wide(VERIFY_ROWS, heads),
                 wide(VERIFY_ROWS, heads, config.value_dim),
+                wide(VERIFY_ROWS, heads),
+                wide(VERIFY_ROWS, heads),
             )
 
         states = wide(heads, config.key_dim, config.value_dim)
@@ -200,7 +203,7 @@ class Arena:
     residual: Tensor  # [MAX_ROWS, hidden]
     normed: Tensor  # [MAX_ROWS, hidden]
     mixed: Tensor  # [MAX_ROWS, hidden]
-    hidden: Tensor  # [MAX_ROWS, hidden], after the final norm
+    hidden: Tensor  # [MAX_ROWS + 32, hidden], after the final norm
     projected: Tensor  # [MAX_ROWS, widest mixer projection]
     gates: Tensor  # [MAX_ROWS, widest pair of gates]
     attended: Tensor  # [MAX_ROWS, widest mixer output]
@@ -254,7 +257,8 @@ class Arena:
             residual=rows(MAX_ROWS, hidden),
             normed=rows(MAX_ROWS, hidden),
             mixed=rows(MAX_ROWS, hidden),
-            hidden=rows(MAX_ROWS, hidden),
+            # Behind any of its rows there are as many as a product of few rows reads.
+            hidden=rows(MAX_ROWS + VERIFY_ROWS, hidden),
             projected=rows(MAX_ROWS, max(mixers)),
             gates=rows(MAX_ROWS, max((layer.gates.width for layer in deltas), default=COLUMNS)),
             attended=rows(MAX_ROWS, outputs),
@@ -268,7 +272,6 @@ class Arena:
             mtp_kv=cache(1).layer(0) if mtp else None,
             mtp_waiting=rows(mtp_rows, hidden),
             mtp_pair=rows(mtp_rows, 2 * hidden),
-            # Behind any of its rows there are as many as a product of few rows reads.
             mtp_hidden=rows(mtp_rows + VERIFY_ROWS, hidden),
             draft_ids=whole(MAX_DRAFT, _STEP, dtype=torch.int32),
             draft_figures=whole(MAX_DRAFT, _STEP),
@@ -292,13 +295,16 @@ def arena_bytes(config: ModelConfig, capacity: int) -> int:
     kv = 4 * config.kv_rows * positions * attention
     channels = config.qkv_rows
     record = VERIFY_ROWS * (2 * channels + 4 * (config.key_heads * config.key_dim))
-    record += VERIFY_ROWS * 4 * (config.value_heads + config.value_width)
+    record += VERIFY_ROWS * 4 * (2 * config.value_heads + config.value_width)
     state = 4 * config.value_heads * config.key_dim * config.value_dim
     delta = (state + 2 * record + 6 * channels) * len(config.gdn_layers)
     widest = max(channels + config.value_width, config.q_rows + 2 * config.kv_rows)
-    columns = 8 * config.hidden_size + widest + 3 * config.intermediate_size
-    columns += 2 * max(config.value_width, config.attention_width)
-    return kv + delta + 2 * MAX_ROWS * columns + 4 * VERIFY_ROWS * config.vocab_size + 8 * positions
+    columns = (8 if config.mtp_layers else 4) * config.hidden_size + widest + 4 * COLUMNS
+    columns += max(config.value_width, config.attention_width) + config.attention_width
+    columns += 3 * config.intermediate_size + 2 * config.value_heads
+    activations = 2 * MAX_ROWS * columns + 4 * VERIFY_ROWS * config.hidden_size
+    logits = 4 * VERIFY_ROWS * (config.vocab_size + COLUMNS)
+    return kv + delta + activations + logits + 8 * positions + (64 << 10)
 
 
 def _fours(size: int) -> int:

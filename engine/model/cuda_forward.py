@@ -96,16 +96,13 @@ class CudaForward:
             rows, self.inputs.start, places, places, places, self.arena.chain, False, first, parity
         )
         self.trunk(here)
-        self.arena.hidden[:1] = self.arena.hidden[rows - 1]
-        self.head(1)
+        self.head(1, first=rows - 1)
 
     def flush(self, *, parity: int) -> None:
         """Apply the pending rows, of the record set that `parity` does not own, without a pass."""
         self._settle(parity)
-        for index, layer in enumerate(self.weights.layers):
-            if isinstance(layer, CudaDelta):
-                buffers = self.arena.delta.layer(self._place[index])
-                self.ops.commit(buffers, buffers.records[1 - parity], self.inputs)
+        delta = self.arena.delta
+        self.ops.commit(delta, delta.records[1 - parity], self.inputs)
 
     def trunk(self, here: Pass, after_layer: AfterLayer = lambda layer, part: None) -> None:
         """Embedding to final norm, left in arena.hidden; `after_layer` is called behind each sublayer."""
@@ -128,10 +125,11 @@ class CudaForward:
             )
             after_layer(index, "MLP")
 
-    def head(self, rows: int) -> None:
-        """Logits and the best token of the first rows of arena.hidden."""
+    def head(self, rows: int, first: int = 0) -> None:
+        """Logits and the best token of `rows` rows of arena.hidden from `first`, into the first rows."""
         arena = self.arena
-        self.ops.head(self.weights.head, arena.hidden, arena.logits, rows, name="head")
+        hidden = arena.hidden[first : first + VERIFY_ROWS]
+        self.ops.head(self.weights.head, hidden, arena.logits, rows, name="head")
         self.ops.best(arena.logits[:rows, : self.tokens], arena.best[:rows])
 
     def extend(self, *, rows: int, context: int, first: int | None) -> None:
@@ -199,11 +197,10 @@ class CudaForward:
         ops.project(layer.project, arena.normed, arena.projected, rows, name="delta in")
         ops.project(layer.gates, arena.normed, arena.gates, rows, name="delta gates")
         if here.first is None:
-            ops.commit(buffers, buffers.records[1 - here.parity], self.inputs)
             ops.delta(
                 layer,
                 buffers,
-                buffers.records[here.parity],
+                here.parity,
                 arena.projected,
                 arena.gates,
                 out,
@@ -225,8 +222,10 @@ class CudaForward:
             arena.projected,
             cache,
             rope=self.weights.rope,
+            start=here.start,
             positions=here.positions,
             slots=here.slots,
+            tree=here.tree if here.is_tree else None,
             out=arena.query,
             rows=rows,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import fields
 
 import torch
 from torch import Tensor
@@ -60,8 +61,8 @@ class CudaOps:
         self._expanded: Tensor | None = None  # bf16, as large as the largest expanded weight
         self._narrow_sums: Tensor | None = None
 
-    def reserve(self, products: list[Product], device: torch.device) -> None:
-        """Allocate what expanded weights and float32 sums need, once."""
+    def reserve(self, products: list[Product], *, device: torch.device, positions: int) -> None:
+        """Allocate what the operations need besides the arena, once; `positions`: of the caches."""
         if self.library is None:
             return
         four_bit = [p.outputs * p.inputs for p in products if isinstance(p.weight, DeviceNvfp4)]
@@ -105,10 +106,11 @@ class CudaOps:
         """float32 logits of 1 to 32 rows."""
         ((product, _),) = head.products
         weight = product.weight
-        if self.library is not None and isinstance(weight, DeviceRows):
+        by_kernel = self.library is not None and isinstance(weight, DeviceRows)
+        if by_kernel and (rows > 1 or self.switches.head):
             found = logits[:rows, : product.outputs]
             head_logits(self.library, x[:rows], weight.codes, weight.scale, found)
-            self._count("head kernels")
+            self._count("one-row head kernels" if rows == 1 else "head kernels")
         else:
             logits[:, : product.outputs] = self._sums(product, x[:VERIFY_ROWS])
             self._count("heads by PyTorch")
@@ -138,12 +140,18 @@ class CudaOps:
         cache: KvPair,
         *,
         rope: Tensor,
+        start: Tensor,
         positions: Tensor,
         slots: Tensor,
+        tree: TreePaths | None,
         out: Tensor,
         rows: int,
     ) -> None:
-        """Queries into out, keys and values into the cache at `slots` [rows]; positions: int64 [32 or rows]."""
+        """Queries into out, keys and values into the cache.
+
+        start: int32 [1]; tree: None for a chain. The same for PyTorch: positions int64 [32 or rows], of the
+        rotary embedding, and slots int64 [rows], in the cache.
+        """
         query, _, key, value = self._split_attention(layer, projected, rows)
         plain.attention_prepare(
             query,
@@ -227,17 +235,19 @@ class CudaOps:
         plain.shift_tail(delta.tails, record.raw, inputs.count, inputs.rows)
         self.mark("commit rows", 0, 0)
 
-    def commit(self, buffers: DeltaLayer, record: DeltaRecord, inputs: PassInputs) -> None:
-        """Apply pending rows of a layer's record to its state."""
-        plain.commit(buffers.state, record, inputs.count, inputs.rows)
+    def commit(self, delta: DeltaStack, record: DeltaRecord, inputs: PassInputs) -> None:
+        """Apply pending rows to the states of all layers; `record` has the layers in front."""
+        for layer in range(len(delta.states)):
+            before = DeltaRecord(*(getattr(record, each.name)[layer] for each in fields(record)))
+            plain.commit(delta.states[layer], before, inputs.count, inputs.rows)
         self._count("delta commit row by row")
-        self.mark("delta commit", buffers.state.nbytes, 0)
+        self.mark("delta commit", delta.states.nbytes, 0)
 
     def delta(
         self,
         layer: CudaDelta,
         buffers: DeltaLayer,
-        record: DeltaRecord,
+        parity: int,
         projected: Tensor,
         gates: Tensor,
         out: Tensor,
@@ -247,11 +257,17 @@ class CudaOps:
         tree: TreePaths,
         is_tree: bool,
     ) -> None:
-        """Convolution, recurrence and gated norm of rows to verify; fills the record, leaves the state."""
+        """Convolution, recurrence and gated norm of rows to verify.
+
+        Pending rows are applied to the state from the record that `parity` does not own; this pass's rows are
+        recorded in the other one and leave the state as it is.
+        """
+        record, before = buffers.records[parity], buffers.records[1 - parity]
         raw, z, a, b = self._split_delta(layer, projected, gates, VERIFY_ROWS)
         mixed = plain.convolved(raw, buffers.tail, layer.conv, tree)
         record.raw[:rows] = raw[:rows]
         operands = plain.delta_operands(mixed, a, b, layer.a_log, layer.dt_bias, self.sizes)
+        plain.commit(buffers.state, before, inputs.count, inputs.rows)
         o = plain.walk(buffers.state, operands, record, inputs.parents, rows)
         plain.gated_norm(o, z[:rows], layer.gdn_norm, self.config.rms_eps, out[:rows])
         kind = "tree" if is_tree else "one-row" if rows == 1 else "chain"

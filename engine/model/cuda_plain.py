@@ -34,13 +34,13 @@ def computed_rows(rows: int) -> int:
 class DeltaOperands:
     """What the recurrence reads of each row, in float32.
 
-    q, k: [R, Hk, dk], unit length, q scaled; v: [R, Hv, dv]; decay, beta: [R, Hv].
+    q, k: [R, Hk, dk], unit length, q scaled; v: [R, Hv, dv]; g, the decay's logarithm, and beta: [R, Hv].
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
-    decay: Tensor
+    g: Tensor
     beta: Tensor
 
 
@@ -147,9 +147,11 @@ def attention(
     kv_heads, dim = keys.shape[0], keys.shape[2]
     wide = query.float().view(len(query), kv_heads, -1, dim)
     scores = torch.einsum("rhgd,hld->hgrl", wide, keys.float()) * dim**-0.5
+    # A value that is no number breaks the rows that see it, and no other: 0 times it would not be 0.
+    sound = values.isfinite()
+    scores.masked_fill_(~sound.all(-1)[:, None, None], torch.nan)
     weights = scores.masked_fill_(~seen, -torch.inf).softmax(-1)
-    # What was never written, or by a sequence that broke, must not reach a sum even with weight 0.
-    held = values.float().masked_fill((own >= rows)[:, None], 0.0)
+    held = values.float().masked_fill(~sound, 0.0)
     attended = torch.einsum("hgrl,hld->rhgd", weights, held)
     attended = attended.reshape(query.shape).to(query.dtype)
     out.copy_(output_gate(attended, gate).reshape(len(query), -1))
@@ -204,9 +206,9 @@ def shift_tail(tail: Tensor, raw: Tensor, count: Tensor, rows: Tensor) -> None:
 
 def commit(state: Tensor, record: DeltaRecord, count: Tensor, rows: Tensor) -> None:
     """Apply the rows[:count] of a layer's record to its state, with the bits of single steps."""
-    key = _of_values(record.key, state.shape[0]).index_select(0, rows)
-    decay = record.decay.index_select(0, rows)
-    correction = record.correction.index_select(0, rows)
+    key = _of_values(record.k, state.shape[0]).index_select(0, rows)
+    decay = record.g.index_select(0, rows).exp()
+    correction = record.u.index_select(0, rows)
     after = state
     for at in range(VERIFY_ROWS):
         child = _child(after * decay[at, :, None, None], key[at], correction[at])
@@ -233,7 +235,7 @@ def delta_operands(
         l2_normalise(q.float()) * sizes.key_dim**-0.5,
         l2_normalise(k.float()),
         v.float(),
-        decay_log(a, a_log, dt_bias).exp(),
+        decay_log(a, a_log, dt_bias),
         beta(b).float(),
     )
 
@@ -249,18 +251,18 @@ def walk(
     states = state.new_empty(rows + 1, *state.shape)
     states[0] = state
     key, query = (_of_values(each, heads) for each in (operands.k, operands.q))
-    before = parents[:rows] + 1
+    before, decay = parents[:rows] + 1, operands.g.exp()
     outputs = []
     for row in range(rows):
         parent = states.index_select(0, before[row : row + 1])[0]
-        faded = parent * operands.decay[row, :, None, None]
+        faded = parent * decay[row, :, None, None]
         recalled = torch.matmul(key[row, :, None], faded)[:, 0]
         correction = (operands.v[row] - recalled) * operands.beta[row, :, None]
         states[row + 1] = _child(faded, key[row], correction)
-        record.correction[row] = correction
+        record.u[row] = correction
         outputs.append(torch.matmul(query[row, :, None], states[row + 1])[:, 0])
-    record.key[:rows] = operands.k[:rows]
-    record.decay[:rows] = operands.decay[:rows]
+    record.k[:rows] = operands.k[:rows]
+    record.g[:rows] = operands.g[:rows]
     return torch.stack(outputs)
 
 

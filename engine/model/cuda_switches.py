@@ -14,6 +14,18 @@ from kernels.nvfp4_linear.tiles import TileTables
 class CudaSwitches:
     """Which way each operation takes; the defaults are the kernels. Effects: `engine.knob_table`."""
 
+    norm: bool = True
+    add_norm: bool = True
+    head: bool = True
+    attention: bool = True
+    attention_prepare: bool = True
+    delta_prepare_one: bool = True
+    delta_prepare_more: bool = True
+    delta_one: bool = True
+    delta_chain: bool = True
+    delta_tree: bool = True
+    delta_prefill: bool = True
+    commit: bool = True
     narrow_nvfp4: bool = True
     prefill_chunk: int = 64
     timed: bool = False
@@ -27,6 +39,18 @@ class CudaSwitches:
         except ValueError as error:
             raise UsageError(f"{error}.", kept="The tables in use stay.") from None
         return CudaSwitches(
+            norm=knobs.flag("FUSED_NORM"),
+            add_norm=knobs.flag("FUSED_ADDNORM"),
+            head=knobs.flag("FUSED_HEAD"),
+            attention=knobs.flag("DECODE_ATTN"),
+            attention_prepare=knobs.flag("FUSED_ATTN_PREP"),
+            delta_prepare_one=knobs.flag("FUSED_GDNPRE"),
+            delta_prepare_more=knobs.flag("FUSED_GDNVERIFY"),
+            delta_one=knobs.flag("FUSED_GDN"),
+            delta_chain=knobs.flag("FUSED_GDNBLOCK"),
+            delta_tree=knobs.flag("FUSED_GDNTREE"),
+            delta_prefill=knobs.flag("FUSED_GDNPREFILL"),
+            commit=knobs.flag("FUSED_COMMIT"),
             narrow_nvfp4=knobs.flag("NVFP4_SKINNY"),
             prefill_chunk=knobs.number("GDN_CHUNK"),
             timed=knobs.flag("OP_TIMES"),

@@ -237,7 +237,10 @@ def unsupported_shape(config: ModelConfig) -> str:
         (config.hidden_size % 16, "hidden_size must be a multiple of 16"),
         (config.intermediate_size % 16, "intermediate_size a multiple of 16"),
         (config.head_dim % 16 or config.head_dim > 256, "head_dim a multiple of 16 up to 256"),
-        (config.gdn_layers and config.key_dim > 128, "linear_key_head_dim at most 128"),
+        (
+            config.gdn_layers and config.key_dim not in (16, 32, 64, 128, 256),
+            "linear_key_head_dim a power of two from 16 to 256",
+        ),
         (config.gdn_layers and config.value_dim % 16, "linear_value_head_dim a multiple of 16"),
     )
     return "; ".join(text for bad, text in checks if bad)
@@ -258,7 +261,7 @@ def device_bytes(stored: StoredLinear) -> int:
     outputs, inputs = stored.shape
     if is_expanded(stored):
         return 2 * outputs * inputs
-    return stored.nbytes + (4 * outputs if isinstance(stored, Nvfp4) else 0)
+    return stored.nbytes + (4 * (outputs - 1) if isinstance(stored, Nvfp4) else 0)
 
 
 def _groups(linears: tuple[StoredLinear, ...], fuse: bool) -> list[list[StoredLinear]]:
