@@ -19,7 +19,7 @@ from engine.load.stored import Dense, Nvfp4
 from engine.model.native import NativeBackend
 
 REQUEST = GenerateRequest(
-    token_ids=tuple((7 * at + 3) % 600 for at in range(40)), max_tokens=40, ignore_stop_tokens=True
+    token_ids=tuple((7 * at + 3) % 600 for at in range(40)), max_tokens=16, ignore_stop_tokens=True
 )
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 
