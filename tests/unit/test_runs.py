@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -340,9 +341,7 @@ class _Frozen:
     """A clock that stands still."""
 
     @staticmethod
-    def now(zone: object) -> object:
-        from datetime import datetime
-
+    def now(zone: object) -> datetime:
         return datetime(2026, 1, 2, 3, 4, 5, tzinfo=zone)
 
 
