@@ -99,6 +99,7 @@ class ErrorCard(QFrame):
     @Slot()
     def _copy(self) -> None:
         QGuiApplication.clipboard().setText(self._report_text)
+        self.copy_button.setText("Report copied")
 
 
 class ErrorPlace(QWidget):
@@ -139,7 +140,6 @@ class ErrorPlace(QWidget):
             self.show_report(ErrorReport.of(error))
             return False
         return True
-        self.copy_button.setText("Report copied")
 
 
 def _label(text: str, role: str = "") -> QLabel:

@@ -7,6 +7,7 @@ from PySide6.QtCore import QObject, Qt, Signal, Slot
 from PySide6.QtGui import QColor, QFont, QFontDatabase, QPalette
 from PySide6.QtWidgets import QApplication
 
+from app.icons import ICON_DIR
 from app.style import style_sheet
 
 CHOICES = ("system", "light", "dark")
@@ -123,7 +124,9 @@ class Theme(QObject):
         )
         colors = {token: self.color(token) for token in TOKENS}
         self._app.setPalette(self._palette())
-        self._app.setStyleSheet(style_sheet(colors, self._app.font().pointSizeF()))
+        check = "check-dark.svg" if self.dark else "check-light.svg"
+        points = self._app.font().pointSizeF()
+        self._app.setStyleSheet(style_sheet(colors, points, icons=ICON_DIR, check=check))
         self.changed.emit()
 
     def _palette(self) -> QPalette:

@@ -19,7 +19,7 @@ class KnobRow:
     """
 
     name: str  # with its prefix
-    group: str
+    group: str  # its title
     kind: str
     value: str
     default: str

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from engine.api_knobs import KnobRow
 from engine.errors import UsageError
+from engine.knob_table import GROUPS
 from engine.knobs import KNOBS, PREFIX, Knob, KnobSet, read_profile, status_of
 from engine.paths import profile_path
 
@@ -40,7 +41,7 @@ def knob_rows(
         rows.append(
             KnobRow(
                 name=PREFIX + knob.name,
-                group=knob.group,
+                group=GROUPS[knob.group],
                 kind=knob.kind,
                 value=value,
                 default=knob.default,

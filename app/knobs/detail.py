@@ -11,7 +11,6 @@ from PySide6.QtWidgets import (
     QHBoxLayout,
     QLabel,
     QPushButton,
-    QSizePolicy,
     QVBoxLayout,
     QWidget,
 )
@@ -28,6 +27,19 @@ _HINT = (
 )
 
 
+def value_line(row: KnobRow) -> str:
+    """The value, where it comes from, and the default and the served value where they are others."""
+    source = SOURCES.get(row.source, row.source)
+    parts = [shown(row.value), source]
+    if row.value != row.default:
+        parts.append(f"default {shown(row.default)}")
+    elif row.source != "default":
+        parts.append("the default too")
+    if row.served not in (row.default, row.value):
+        parts.append(f"served {shown(row.served)}")
+    return "  ·  ".join(parts)
+
+
 class KnobDetail(QFrame):
     """Signals: change_wanted(name, value), reload_wanted(name, value)."""
 
@@ -37,8 +49,8 @@ class KnobDetail(QFrame):
     def __init__(self, candidate: Candidate, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setObjectName("card")
-        self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
         self._candidate = candidate
+        self._locked = ""
         self.row: KnobRow | None = None
         self.editor: ValueEditor | None = None
         self._column = QVBoxLayout(self)
@@ -59,7 +71,6 @@ class KnobDetail(QFrame):
         self._line.setSpacing(8)
         self.set_button = QPushButton("Set")
         self.reset_button = QPushButton("Reset")
-        self.reset_button.setToolTip("Back to the default")
         self.mark_box = QCheckBox("Side B")
         self.mark_box.setToolTip("Use the value in the field as side B of the next A/B")
         self.set_button.clicked.connect(self._set)
@@ -70,8 +81,9 @@ class KnobDetail(QFrame):
         self._line.addStretch(1)
         for widget in (self.title, self.effect, self.reason):
             self._column.addWidget(widget)
-        self._column.addLayout(self._form)
         self._column.addLayout(self._line)
+        self._column.addLayout(self._form)
+        self._column.addStretch(1)
         candidate.changed.connect(self._refresh_controls)
         self.show_row(None)
 
@@ -106,13 +118,11 @@ class KnobDetail(QFrame):
         self._refresh_controls()
 
     def _show_facts(self, row: KnobRow) -> None:
-        source = SOURCES.get(row.source, row.source)
-        others = f"default {shown(row.default)}, served {shown(row.served)}"
         counted = (
             "" if row.engaged_count is None else f": {grouped(row.engaged_count)} since the load"
         )
         facts = {
-            "Value": f"{shown(row.value)}  ({source}; {others})",
+            "Value": value_line(row),
             "Accepts": row.accepts,
             "Text": BITS.get(row.bits, row.bits),
             "Takes effect": FLIPS.get(row.flip, row.flip),
@@ -122,6 +132,12 @@ class KnobDetail(QFrame):
         for name, text in facts.items():
             self._facts[name].setText(text)
             self._form.setRowVisible(self._facts[name], bool(text))
+
+    def lock(self, reason: str) -> None:
+        """Let nothing be set meanwhile, and say why; empty unlocks."""
+        if reason != self._locked:
+            self._locked = reason
+            self._refresh_controls()
 
     def _drop_editor(self) -> None:
         if self.editor is not None:
@@ -138,8 +154,11 @@ class KnobDetail(QFrame):
         editor.setEnabled(row.available)
         reload = row.flip == "reload"
         self.set_button.setText("Set and reload" if reload else "Set")
-        self.set_button.setEnabled(row.available and editor.value != row.value)
-        self.reset_button.setEnabled(row.available and row.value != row.default)
+        free = row.available and not self._locked
+        self.set_button.setEnabled(free and editor.value != row.value)
+        self.set_button.setToolTip(self._locked)
+        self.reset_button.setEnabled(free and row.value != row.default)
+        self.reset_button.setToolTip(self._locked or f"Back to the default, {shown(row.default)}")
         marked = self._candidate.value(row.name)
         self.mark_box.setEnabled(
             row.available and (marked is not None or editor.value != row.value)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QModelIndex, QSize, Qt, QTimer, Signal, Slot
+from PySide6.QtGui import QPainter
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QCheckBox,
@@ -14,6 +15,11 @@ from PySide6.QtWidgets import (
     QLabel,
     QLineEdit,
     QPushButton,
+    QScrollArea,
+    QSizePolicy,
+    QSplitter,
+    QStackedWidget,
+    QStyle,
     QStyledItemDelegate,
     QStyleOptionViewItem,
     QTableView,
@@ -25,13 +31,16 @@ from app.bridge import Bridge
 from app.errors import ErrorPlace
 from app.knobs.candidate import Candidate
 from app.knobs.detail import KnobDetail
-from app.knobs.model import AVAILABLE_ROLE, KnobFilter, KnobModel
+from app.knobs.model import AVAILABLE_ROLE, COLUMNS, HEADING_ROLE, KnobFilter, KnobModel
 from app.theme import Theme
 from engine.api import ErrorReport, KnobRow
 
 REFRESH_MS = 1000
 _ALL = "All groups"
-_WIDE_CHARS = (25, 14, 12, 11, 25, 15, 20)
+_WIDE_CHARS = (25, 13, 10, 12, 15, 20)
+_DETAIL_PX = 226
+_NOTHING = "No switch fits. Clear the search or take the filters off."
+_COMPARING = "An A/B is being timed; the switches wait for its end. Esc stops it."
 
 
 class KnobsPage(QWidget):
@@ -51,12 +60,16 @@ class KnobsPage(QWidget):
         column.setContentsMargins(18, 14, 18, 14)
         column.setSpacing(10)
         column.addLayout(self._make_header())
-        column.addWidget(self.summary)
         self.notice = QLabel()
         self.notice.setTextFormat(Qt.TextFormat.PlainText)
         self.notice.setWordWrap(True)
         self.notice.hide()
         column.addWidget(self.notice)
+        self.notice_comparing = QLabel(_COMPARING)
+        self.notice_comparing.setProperty("role", "warn")
+        self.notice_comparing.setWordWrap(True)
+        self.notice_comparing.hide()
+        column.addWidget(self.notice_comparing)
         column.addLayout(self._make_filters())
         self.errors = ErrorPlace(lambda: bridge.snapshot)
         column.addWidget(self.errors)
@@ -66,15 +79,22 @@ class KnobsPage(QWidget):
         self.detail = KnobDetail(candidate)
         self.detail.change_wanted.connect(self._change)
         self.detail.reload_wanted.connect(self._change_and_reload)
-        column.addWidget(self.view, 1)
-        column.addWidget(self.detail)
+        self.nothing = QLabel(_NOTHING)
+        self.nothing.setProperty("role", "dim")
+        self.nothing.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self._places = QStackedWidget()
+        self._places.addWidget(self.view)
+        self._places.addWidget(self.nothing)
+        column.addWidget(self._make_split(), 1)
         bridge.knobs_changed.connect(self._on_changed)
+        bridge.busy_changed.connect(self._on_changed)
         bridge.knobs_refused.connect(self._on_refused)
         bridge.loaded.connect(self._on_changed)
         candidate.changed.connect(self._say_marks)
         theme.changed.connect(self.view.viewport().update)
         self._timer = QTimer(self)
         self._timer.timeout.connect(self.refresh)
+        self.setFocusProxy(self.search)
         self._say_marks()
 
     def _make_header(self) -> QHBoxLayout:
@@ -82,8 +102,6 @@ class KnobsPage(QWidget):
         title = QLabel("Knobs")
         title.setProperty("role", "title")
         row.addWidget(title)
-        self.summary = QLabel()
-        self.summary.setProperty("role", "dim")
         row.addStretch(1)
         self.reset_button = QPushButton("Reset all")
         self.reset_button.setToolTip(
@@ -92,14 +110,14 @@ class KnobsPage(QWidget):
         self.save_button = QPushButton("Save as profile…")
         self.compare_button = QPushButton("Compare")
         self.compare_button.setObjectName("primary")
-        self.reset_button.clicked.connect(self._reset_all)
-        self.save_button.clicked.connect(self._choose_profile)
+        self.reset_button.clicked.connect(self.reset_all)
+        self.save_button.clicked.connect(self.choose_profile)
         self.compare_button.clicked.connect(self.compare_wanted)
         for button in (self.reset_button, self.save_button, self.compare_button):
             row.addWidget(button)
         return row
 
-    def _make_filters(self) -> QHBoxLayout:
+    def _make_filters(self) -> QVBoxLayout:
         row = QHBoxLayout()
         row.setSpacing(10)
         self.search = QLineEdit()
@@ -116,9 +134,20 @@ class KnobsPage(QWidget):
         self.changed_only.toggled.connect(self._refilter)
         self.usable_only.toggled.connect(self._refilter)
         row.addWidget(self.search, 1)
-        for widget in (self.groups, self.changed_only, self.usable_only):
-            row.addWidget(widget)
-        return row
+        row.addWidget(self.groups)
+        self.summary = QLabel()
+        self.summary.setProperty("role", "dim")
+        self.summary.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+        below = QHBoxLayout()
+        below.setSpacing(10)
+        below.addWidget(self.summary, 1)
+        below.addWidget(self.changed_only)
+        below.addWidget(self.usable_only)
+        both = QVBoxLayout()
+        both.setSpacing(6)
+        both.addLayout(row)
+        both.addLayout(below)
+        return both
 
     def _make_view(self) -> QTableView:
         view = QTableView()
@@ -134,11 +163,31 @@ class KnobsPage(QWidget):
         header = view.horizontalHeader()
         header.setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
         header.setHighlightSections(False)
+        header.setStretchLastSection(True)
         wide = view.fontMetrics().horizontalAdvance("0")
         for section, chars in enumerate(_WIDE_CHARS):
             header.resizeSection(section, wide * chars)
         view.selectionModel().currentRowChanged.connect(self._on_current)
         return view
+
+    def _make_split(self) -> QSplitter:
+        """The table over the chosen switch; what does not fit of the latter scrolls."""
+        scroll = QScrollArea()
+        scroll.setWidgetResizable(True)
+        scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        scroll.setWidget(self.detail)
+        scroll.setMinimumHeight(_DETAIL_PX // 2)
+        self._places.setMinimumHeight(_DETAIL_PX // 2)
+        split = QSplitter(Qt.Orientation.Vertical)
+        split.setChildrenCollapsible(False)
+        split.setHandleWidth(9)
+        split.addWidget(self._places)
+        split.addWidget(scroll)
+        split.setStretchFactor(0, 1)
+        split.setStretchFactor(1, 0)
+        split.setSizes([2 * _DETAIL_PX, _DETAIL_PX])
+        return split
 
     def sizeHint(self) -> QSize:
         return QSize(820, 640)
@@ -154,16 +203,25 @@ class KnobsPage(QWidget):
 
     @Slot()
     def refresh(self) -> None:
-        """Read the switches anew."""
+        """Read the switches anew; not while an A/B puts those of its sides in effect."""
+        comparing = self._bridge.is_comparing
+        self.detail.lock(_COMPARING if comparing else "")
+        self.notice_comparing.setVisible(comparing)
+        if comparing and self.model.rows:
+            self.reset_button.setEnabled(False)
+            return
         rows = self._bridge.knobs()
-        self.model.set_rows(rows)
+        if rows != self.model.rows:
+            kept = self._current()
+            self.model.set_rows(rows)
+            self._span_headings()
+            if kept is not None and self._current() is None:
+                self._choose(kept.name)
         if self.groups.count() == 1 and rows:
             self.groups.addItems(list(dict.fromkeys(row.group for row in rows)))
         usable = [row for row in rows if row.available]
         changed = [row for row in usable if row.value != row.default]
-        self.summary.setText(
-            f"{len(usable)} of {len(rows)} available here, {len(changed)} changed from the default"
-        )
+        self.summary.setText(f"{len(usable)} of {len(rows)} available, {len(changed)} changed")
         self.reset_button.setEnabled(any(row.flip != "reload" for row in changed))
         self.save_button.setEnabled(bool(rows))
         self.detail.show_row(self._current())
@@ -174,15 +232,27 @@ class KnobsPage(QWidget):
             widget.setChecked(False)
         self.search.clear()
         self.groups.setCurrentIndex(0)
-        for number, row in enumerate(self.model.rows):
-            if row.name == name:
-                at = self.filter.mapFromSource(self.model.index(number, 0))
+        self._choose(name)
+
+    def _choose(self, name: str) -> None:
+        line = self.model.line_of(name)
+        if line is not None:
+            at = self.filter.mapFromSource(self.model.index(line, 0))
+            if at.isValid():
                 self.view.selectRow(at.row())
-                self.view.scrollTo(at)
+                self.view.scrollTo(at, QAbstractItemView.ScrollHint.PositionAtCenter)
 
     def _current(self) -> KnobRow | None:
         index = self.filter.mapToSource(self.view.currentIndex())
-        return self.model.rows[index.row()] if index.isValid() else None
+        line = self.model.lines[index.row()] if index.isValid() else None
+        return line if isinstance(line, KnobRow) else None
+
+    def _span_headings(self) -> None:
+        self.view.clearSpans()
+        for row in range(self.filter.rowCount()):
+            if self.filter.index(row, 0).data(HEADING_ROLE):
+                self.view.setSpan(row, 0, 1, len(COLUMNS))
+        self._places.setCurrentIndex(0 if self.filter.rowCount() or not self.model.rows else 1)
 
     @Slot(QModelIndex, QModelIndex)
     def _on_current(self, *_: object) -> None:
@@ -197,6 +267,7 @@ class KnobsPage(QWidget):
             changed_only=self.changed_only.isChecked(),
             usable_only=self.usable_only.isChecked(),
         )
+        self._span_headings()
         self.detail.show_row(self._current())
 
     @Slot()
@@ -222,7 +293,7 @@ class KnobsPage(QWidget):
             self._bridge.load(card.path, knobs={name: value})
 
     @Slot()
-    def _reset_all(self) -> None:
+    def reset_all(self) -> None:
         rows = [row for row in self.model.rows if row.available and row.value != row.default]
         live = {row.name: row.default for row in rows if row.flip != "reload"}
         self._drop_notices()
@@ -242,7 +313,7 @@ class KnobsPage(QWidget):
     # The profile.
 
     @Slot()
-    def _choose_profile(self) -> None:
+    def choose_profile(self) -> None:
         self._dialog = QFileDialog(self, "Save the switches as a profile", "rondo.env")
         self._dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
         self._dialog.setNameFilters(["Profiles (*.env)", "All files (*)"])
@@ -264,7 +335,7 @@ class KnobsPage(QWidget):
 
 
 class _Delegate(QStyledItemDelegate):
-    """Writes what is not available here in the dim colour."""
+    """Headings bold over a line; what is not available here in the dim colour."""
 
     def __init__(self, theme: Theme, parent=None) -> None:
         super().__init__(parent)
@@ -272,7 +343,20 @@ class _Delegate(QStyledItemDelegate):
 
     def initStyleOption(self, option: QStyleOptionViewItem, index: QModelIndex) -> None:
         super().initStyleOption(option, index)
-        if not index.data(AVAILABLE_ROLE):
-            dim, role = self._theme.qcolor("dim"), option.palette.ColorRole
+        role = option.palette.ColorRole
+        if index.data(HEADING_ROLE):
+            option.font.setBold(True)
+            option.state |= QStyle.StateFlag.State_Enabled
+            option.palette.setColor(role.Text, self._theme.qcolor("text"))
+        elif not index.data(AVAILABLE_ROLE):
+            dim = self._theme.qcolor("dim")
             option.palette.setColor(role.Text, dim)
             option.palette.setColor(role.HighlightedText, dim)
+
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: QModelIndex) -> None:
+        super().paint(painter, option, index)
+        if index.data(HEADING_ROLE):
+            rect = option.rect
+            painter.fillRect(
+                rect.left(), rect.bottom(), rect.width(), 1, self._theme.qcolor("line")
+            )

@@ -4,13 +4,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QLabel
 
 from app.knobs.candidate import Candidate
-from app.knobs.model import KnobModel
+from app.knobs.detail import value_line
+from app.knobs.model import SIDE_B, Heading, KnobModel
+from engine.api import ErrorReport
+from engine.fake_compare import CompareScript
+from engine.fake_script import Script
+from engine.knob_table import GROUPS
 
 DEPTH, GRAPH, ISA = "QWEN38_MTP_DEPTH", "QWEN38_VERIFY_GRAPH", "QWEN38_CPU_ISA"
 
@@ -34,11 +41,55 @@ def choose(page, name: str) -> None:
 
 def test_a_switch_is_found_by_words_of_its_effect(page) -> None:
     page.search.setText("mtp drafts")
-    names = [page.filter.index(row, 0).data() for row in range(page.filter.rowCount())]
-    assert "MTP_DEPTH" in names
+    names = page.filter.names()
+    assert DEPTH in names
     assert len(names) < len(page.model.rows) / 4
     page.search.setText("no such words anywhere")
     assert page.filter.rowCount() == 0
+    assert page.nothing.isVisible()
+    page.search.setText("[(*\\ \u202e x" + "y" * 200_000)
+    assert page.filter.names() == []
+    page.search.clear()
+    assert page.view.isVisible()
+
+
+def test_groups_stand_under_headings_with_the_usable_switches_first(page) -> None:
+    lines = page.model.lines
+    heads = [number for number, line in enumerate(lines) if isinstance(line, Heading)]
+    assert [lines[number].title for number in heads] == list(GROUPS.values())
+    for begin, end in zip(heads, [*heads[1:], len(lines)], strict=True):
+        usable = [row.available for row in lines[begin + 1 : end]]
+        assert usable == sorted(usable, reverse=True)
+        assert lines[begin].available == sum(usable)
+        assert lines[begin].total == len(usable) > 0
+    assert page.groups.itemText(1) == GROUPS["verify"]
+    page.groups.setCurrentText(GROUPS["router"])
+    assert page.filter.index(0, 0).data().startswith("Router")
+    assert page.view.columnSpan(0, 0) == page.model.columnCount()
+    assert {row_of(page, name).group for name in page.filter.names()} == {GROUPS["router"]}
+
+
+def test_the_keyboard_steps_over_headings(page, qtbot) -> None:
+    last = page.model.lines[: page.model.line_of(DEPTH) - 1][-1]
+    choose(page, last.name)
+    page.view.setFocus()
+    qtbot.keyClick(page.view, Qt.Key.Key_Down)
+    assert page.detail.row.name == DEPTH
+
+
+@pytest.mark.parametrize(
+    ("value", "source", "default", "served", "said"),
+    [
+        ("3", "default", "3", "3", "3  ·  default"),
+        ("1", "profile", "1", "1", "1  ·  profile  ·  the default too"),
+        ("2", "caller", "3", "3", "2  ·  set here  ·  default 3"),
+        ("2", "caller", "3", "4", "2  ·  set here  ·  default 3  ·  served 4"),
+        ("", "default", "", "", "(empty)  ·  default"),
+    ],
+)
+def test_a_value_is_told_without_repeating_it(page, value, source, default, served, said) -> None:
+    row = replace(row_of(page, DEPTH), value=value, source=source, default=default, served=served)
+    assert value_line(row) == said
 
 
 def test_only_changed_switches_are_listed_when_asked(page, console, qtbot) -> None:
@@ -47,7 +98,7 @@ def test_only_changed_switches_are_listed_when_asked(page, console, qtbot) -> No
     page.detail.set_button.click()
     qtbot.waitUntil(lambda: row_of(page, DEPTH).value == "1")
     page.changed_only.setChecked(True)
-    assert [page.filter.index(r, 0).data() for r in range(page.filter.rowCount())] == ["MTP_DEPTH"]
+    assert page.filter.names() == [DEPTH]
 
 
 def test_a_change_is_applied_and_its_source_is_told(page, qtbot) -> None:
@@ -92,8 +143,7 @@ def test_a_value_is_marked_as_side_b_and_follows_the_field(page) -> None:
 def test_a_mark_shows_in_the_table(page) -> None:
     page.detail._candidate.mark(GRAPH, "0")
     model: KnobModel = page.model
-    number = [row.name for row in model.rows].index(GRAPH)
-    assert model.index(number, 3).data(Qt.ItemDataRole.DisplayRole) == "0"
+    assert model.index(model.line_of(GRAPH), SIDE_B).data(Qt.ItemDataRole.DisplayRole) == "0"
 
 
 def test_a_profile_is_saved_and_a_bad_folder_is_an_error_card(page, qtbot, tmp_path: Path) -> None:
@@ -107,3 +157,37 @@ def test_a_profile_is_saved_and_a_bad_folder_is_an_error_card(page, qtbot, tmp_p
     page.save_profile(str(tmp_path / "mine.env" / "inside.env"))
     assert page.errors.card is not None
     assert page.errors.card.report.cause
+
+
+def test_the_switches_rest_while_an_ab_is_timed(console) -> None:
+    one = console(Script("compare", compare=CompareScript(round_ms=0.5)))
+    one.window.candidate.mark(GRAPH, "0")
+    one.window.compare.form.pairs.setValue(200)
+    one.window.show_knobs()
+    page = one.window.knobs
+    choose(page, DEPTH)
+    page.detail.editor.field.setValue(1)
+    assert page.detail.set_button.isEnabled()
+    one.window.compare.start()
+    one.wait(lambda: one.bridge.snapshot.state == "comparing")
+    rows = page.model.rows
+    page.refresh()
+    assert page.model.rows is rows
+    assert page.notice_comparing.isVisible()
+    assert not page.detail.set_button.isEnabled()
+    one.window.stop()
+    one.wait(lambda: not one.bridge.is_busy)
+    assert not page.notice_comparing.isVisible()
+    assert page.detail.set_button.isEnabled()
+
+
+def test_the_chosen_switch_stays_whole_in_the_smallest_window(console, qtbot) -> None:
+    window = console().window
+    window.resize(900, 600)
+    window.show_knobs()
+    choose(window.knobs, DEPTH)
+    window.knobs.errors.show_report(ErrorReport("Refused", "a cause", "kept", "a step"))
+    qtbot.wait(50)
+    for label in window.knobs.detail.findChildren(QLabel):
+        if label.isVisible() and label.text():
+            assert label.height() >= label.fontMetrics().height(), label.text()
