@@ -88,10 +88,10 @@ def test_prices_decide_how_much_is_drafted(folder: Path, tables: dict[str, str])
         with Engine.open(
             folder, profile=None, knobs=routed(STAIR_TABLES=tables[name]), threads=1
         ) as engine:
-            done = engine.generate(ask("one two"), follow=[5, 6, 7, 8] * 20)
+            done = engine.generate(ask("one two", max_tokens=120), follow=[5, 6, 7, 8] * 40)
             drafted.append(done.drafted_tokens)
-    assert drafted[0] > 20
-    assert drafted[1] < 3
+    assert drafted[0] > 40
+    assert drafted[1] <= 20  # a few drafts to learn what they cost
 
 
 def test_a_table_that_is_none_refuses_the_load(folder: Path, tmp_path: Path) -> None:

@@ -25,9 +25,7 @@ from engine.spec.drafter import RoundOutcome
 from engine.spec.prices import PriceTable
 from engine.spec.staircut import DOZING, StairCut
 from engine.spec.staircut_cut import best_cut, chances_of, likeliest_line
-from engine.spec.staircut_doze import Doze
-from engine.spec.staircut_heads import BlockHead, StepHead, line_outcome
-from engine.spec.staircut_learn import Calibration, StepCosts, StepRates, outcome
+from engine.spec.staircut_heads import BlockHead, StepHead
 from engine.spec.staircut_merge import joint_chances, shared_line
 from engine.spec.staircut_prices import LivePrices
 from engine.spec.tree import DraftTree
@@ -132,78 +130,6 @@ def test_the_promise_of_a_merge_is_what_the_merged_tree_keeps() -> None:
     assert sum(joint) == pytest.approx(1.0)
 
 
-def test_outcomes_count_what_is_known() -> None:
-    tree = DraftTree((1, 2, 3, 4), (-1, 0, 1, 0), (1.0, 0.6, 0.3, 0.2), ("anchor",) + ("a",) * 3)
-    assert outcome(tree, tree.scores, (2, 3, 9)) == (2, 2.0)
-    assert outcome(tree, tree.scores, (4, 9)) == (1, 1.0)
-    assert outcome(tree, tree.scores, (9,)) == (0, 0.0)
-    # Behind the only token that came the tree goes on: half of the paths are taken to hold.
-    assert outcome(tree, tree.scores, (2,)) == (1, 1.0 + 0.5)
-    assert line_outcome(tree, (2, 9)) == (2, 1)
-    assert line_outcome(tree, (2, 3, 5)) == (2, 2)
-    assert line_outcome(tree, (2,)) == (1, 1)
-    assert line_outcome(tree, (4, 5)) == (1, 0)
-
-
-def test_calibration_finds_the_ratio_and_outlives_a_text_slowly() -> None:
-    calibration = Calibration()
-    for _ in range(60):
-        calibration.learn(0.5, 1.0, model=True)
-    assert calibration.factor == pytest.approx(0.5, abs=0.1)
-    calibration.begin()
-    assert 0.5 < calibration.factor < 0.8
-    frozen = calibration.factor
-    for _ in range(60):
-        calibration.learn(2.0, 1.0, model=False)
-    calibration.begin()
-    assert calibration.factor == frozen
-
-
-def test_rates_are_conditional_on_the_depth_before() -> None:
-    source = random.Random(1)
-    rates = StepRates(4)
-    for _ in range(3000):
-        accepted = 0
-        for luck in (0.8, 0.5, 0.9):
-            if source.random() >= luck:
-                break
-            accepted += 1
-        rates.learn(accepted, 3, model=True)
-    rates.begin()
-    assert rates.chances(3) == pytest.approx([0.8, 0.4, 0.36], abs=0.08)
-    for _ in range(40):
-        rates.learn(0, 2, model=False)
-    low = rates.chances(2)
-    assert low[0] < 0.1
-    rates.begin()
-    assert rates.chances(1)[0] > 0.7
-
-
-def test_depths_that_are_not_tried_recover_with_those_that_are() -> None:
-    rates = StepRates(3)
-    for _ in range(40):
-        rates.learn(0, 3, model=False)
-        rates.learn(1, 3, model=False)
-        rates.learn(2, 3, model=False)
-    before = rates.chances(3)[2]
-    for _ in range(60):
-        rates.learn(1, 1, model=False)
-    assert rates.chances(3)[2] > 3 * before
-
-
-def test_costs_of_steps_that_never_ran_follow_from_those_that_did() -> None:
-    costs = StepCosts(4)
-    costs.learn(2, 9.0)  # the first draft records a pass
-    assert costs.ms(2) is None
-    for ms in (0.3, 0.2, 0.2, 0.2):
-        costs.learn(2, ms)
-    assert costs.ms(2) == pytest.approx(0.2)
-    assert costs.ms(1) < 0.2 < costs.ms(3) < costs.ms(4)
-    costs.learn(4, 9.0)
-    costs.learn(4, 0.4)
-    assert costs.ms(3) == pytest.approx(0.3)
-
-
 def of_world(text, tokens: int = 600) -> tuple[World, StairCut]:
     world = World()
     stair = world.stair()
@@ -293,26 +219,6 @@ def test_where_nothing_pays_even_looking_is_rare() -> None:
     assert stair.choice.tokens_per_ms == pytest.approx(1 / (CHAIN[1] + REST_MS), rel=0.25)
     # A copy is still found, and what was dozed through is in the index by then.
     assert world.decode(Fixed(None, 0), copying(1)) / world.decode(stair, copying(1)) > 1.8
-
-
-def test_a_doze_is_as_long_as_looking_is_dear() -> None:
-    doze = Doze()
-    for _ in range(2):
-        assert not doze.end(paid=False, own_share=0.05)
-    assert doze.end(paid=False, own_share=0.05)
-    slept = 0
-    while doze.start(7 + slept):
-        doze.add([1, 2])
-        slept += 1
-    assert slept == doze.rounds == 5
-    assert (doze.anchor, len(doze.tokens)) == (7, 10)
-    doze.woken()
-    assert doze.rounds == 0
-    assert not doze.end(paid=True, own_share=0.05)
-    assert not doze.start(1)
-    for _ in range(3):
-        doze.end(paid=False, own_share=0.005)  # looking is cheap: awake
-    assert not doze.start(1)
 
 
 def test_a_head_that_becomes_good_is_found() -> None:
