@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from checkpoints import make_checkpoint
 
@@ -30,9 +31,12 @@ from engine.api import (
 from engine.engine import Engine
 from engine.errors import NumericsError, UsageError
 from engine.knobs import KnobSet
-from engine.measure.ab import CompareStopped
-from engine.measure.ab_engine import tokens_hash
+from engine.measure.ab import CompareStopped, run_ab
+from engine.measure.ab_engine import EngineSides, tokens_hash
+from engine.measure.ab_evidence import Measured
+from engine.measure.ab_noise import NoiseStore
 from engine.measure.ab_session import compare_on
+from engine.measure.workloads import Workload, workloads_of
 from engine.paths import demo_model
 from engine.runner import ThreadedEngine
 from engine.spec.drafters import Drafters
@@ -138,6 +142,57 @@ def test_a_drafter_made_while_learning_is_held_is_held(monkeypatch: pytest.Monke
     drafters.freeze(frozen=False)
     assert not router.frozen
     assert memory.rate.learning
+
+
+class SimulatedClock:
+    """Time that only verify passes spend: 10 ms each, with a normal error for every answer."""
+
+    def __init__(self, seed: int) -> None:
+        self.now_s = 0.0
+        self.slower = self.error = 0.0
+        self._random = np.random.default_rng(seed)
+
+    def begin(self, slower: float) -> None:
+        self.slower, self.error = slower, 0.005 * self._random.standard_normal()
+
+    def verified(self) -> None:
+        self.now_s += 0.010 * (1 + self.error) * (1 + self.slower)
+
+
+class PlantedSides(EngineSides):
+    """The candidate's verify pass takes longer; both settings are the same."""
+
+    clock: SimulatedClock
+    planted: float
+
+    def run(self, side: str, work: Workload, **place: object) -> Measured:
+        self.clock.begin(self.planted if side == "candidate" else 0.0)
+        return super().run(side, work, **place)
+
+
+@pytest.mark.parametrize(
+    ("planted", "verdict"), [(0.02, "worse"), (-0.02, "better"), (0.0, "not resolved")]
+)
+def test_two_percent_in_the_verify_pass_is_found_through_the_whole_path(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, planted: float, verdict: str
+) -> None:
+    clock, real = SimulatedClock(seed=5), engine._backend.verify
+
+    def verify(*args: object, **kwargs: object) -> object:
+        clock.verified()
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(engine._backend, "verify", verify)
+    monkeypatch.setattr("time.perf_counter", lambda: clock.now_s)
+    request = CompareRequest(**{**SHORT, "pairs": 10})
+    sides = PlantedSides(engine, request)
+    sides.clock, sides.planted = clock, planted
+    report = run_ab(
+        request, sides, workloads_of(request), noise_store=NoiseStore(tmp_path), machine={}
+    )
+    assert report.verdict == verdict
+    assert report.ratio_median == pytest.approx(1 + planted, abs=0.006)
+    assert report.base.ms_per_round == pytest.approx(10, rel=0.01)
 
 
 def test_a_program_compares_on_the_engine_itself(engine: Engine) -> None:
