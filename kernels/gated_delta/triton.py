@@ -392,9 +392,14 @@ def require_walk(
     accepted: Accepted,
     accepted_factors: DeltaFactors,
 ) -> tuple[_Sizes, tuple[int, int]]:
-    """Heads and dimensions of a pass, and the row strides of v and out; ValueError when an operand does not
-    fit the others.""" value_heads, key_dim, value_dim = require("state", state, torch.float32, (None, None,
-    None)).shape key_heads = q.shape[1] if q.dim() == 3 else 0
+    """Heads and dimensions of a pass, and the row strides of v and out.
+
+    Raises:
+        ValueError: an operand does not fit the others.
+    """
+    wanted = (None, None, None)
+    value_heads, key_dim, value_dim = require("state", state, torch.float32, wanted).shape
+    key_heads = q.shape[1] if q.dim() == 3 else 0
     sizes = _Sizes(key_heads, value_heads, key_dim, value_dim)
     _require_sizes(sizes)
     for prefix, kept in (("factors", factors), ("accepted_factors", accepted_factors)):
@@ -416,7 +421,9 @@ def require_walk(
         require_rows("out", out, torch.bfloat16, rows, width),
     )
     if rows * max(strides) >= _MOST_ELEMENTS:
-        raise ValueError(f"{rows} rows span {rows * max(strides)} elements, the kernel counts to 2^31")
+        raise ValueError(
+            f"{rows} rows span {rows * max(strides)} elements, the kernel counts to 2^31"
+        )
     require_device(state=state, q=q, k=factors.k, v=v, beta=beta, out=out, count=accepted.count)
     return sizes, strides
 
