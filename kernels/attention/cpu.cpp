@@ -79,6 +79,21 @@ inline void scores(const uint16_t* q, const uint32_t* keys, int dim, float scale
       store16(s + g * kSpan + h * kLanes, (even[g][h] + odd[g][h]) * splat16(scale));
 }
 
+#if !defined(__AVX512F__)
+// Scores of one block, two heads and half a block at a time: their sums fill the registers.
+template <int G, int FIRST = 0>
+inline void block_scores(const uint16_t* q, const uint32_t* keys, int dim, int left, float scale,
+                         float* s, bool cold) {
+  if constexpr (FIRST < G) {
+    constexpr int kHeads = G - FIRST < 2 ? G - FIRST : 2;
+    for (int at = 0; at < kBlock && at < left; at += kLanes)
+      scores<kHeads, 1>(q + FIRST * dim, keys + at, dim, scale, s + FIRST * kSpan + at,
+                        cold && FIRST == 0);
+    block_scores<G, FIRST + 2>(q, keys, dim, left, scale, s, cold);
+  }
+}
+#endif
+
 // acc = acc * alpha + p V, block after block over n positions, for G heads and VECTORS * 16
 // dimensions from `at`.
 template <int G, int VECTORS>
@@ -140,15 +155,24 @@ void take_span(const uint16_t* q, const uint32_t* keys, const uint16_t* values, 
   for (int first = 0; first < n; first += kBlock) {
     const uint32_t* block = keys + int64_t(first) * (dim / 2);
     const int left = n - first;
+#if defined(__AVX512F__)
     if (left > kLanes) scores<G, 2>(q, block, dim, scale, s + first, cold);
     else scores<G, 1>(q, block, dim, scale, s + first, cold);
+#else
+    block_scores<G>(q, block, dim, left, scale, s + first, cold);
+#endif
     for (int g = 0; g < G; g++)
       alpha[first / kBlock * kUnitHeads + g] =
           weights(s + g * kSpan + first, left, &run->maximum[g], &run->mass[g]);
   }
+#if defined(__AVX512F__)
+  constexpr int kVectors = 4;
+#else
+  constexpr int kVectors = G <= 3 ? 2 : 1;
+#endif
   int at = 0;
-  for (; at + 4 * kLanes <= dim; at += 4 * kLanes)
-    weigh<G, 4>(s, alpha, values, dim, at, n, acc);
+  for (; at + kVectors * kLanes <= dim; at += kVectors * kLanes)
+    weigh<G, kVectors>(s, alpha, values, dim, at, n, acc);
   for (; at < dim; at += kLanes) weigh<G, 1>(s, alpha, values, dim, at, n, acc);
 }
 

@@ -202,7 +202,5 @@ struct Bf16 : rondo::Activations {
 }  // namespace
 
 typedef rondo_linear_args rondo_bf16_linear_args;
-typedef rondo_linear_args rondo_bf16_linear_pack_args;
 
 RONDO_OP(bf16_linear) { rondo::product<Bf16>(a, worker, workers); }
-RONDO_OP(bf16_linear_pack) { rondo::pack_rows<Bf16>(a, worker, workers); }

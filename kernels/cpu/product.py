@@ -247,9 +247,10 @@ def linear(
     )
     if rows > PRIVATE_ROWS:
         args.packed = pool.shared(packed_bytes)
+        own = f"{packed.function}_pack"  # a format may repack rows in its own way
         tape.append(
             f"{name}.pack",
-            f"{packed.function}_pack",
+            own if pool.library.has(own) else "rondo_pack_rows",
             args,
             (x,),
             bytes_read=2 * rows * packed.k,

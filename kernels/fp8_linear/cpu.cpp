@@ -143,7 +143,7 @@ RONDO_INLINE __m256 decode8(const uint8_t* p) {
 struct Fp8 : Layout {
   template <int M>
   static constexpr int together() {
-    return M == 1 ? 2 : 1;
+    return 1;
   }
 
   // sum[t][m][i] += quarter i of a unit of each tile against the four inputs of each row at x.
@@ -330,7 +330,5 @@ struct Fp8 : Layout {
 }  // namespace
 
 typedef rondo_linear_args rondo_fp8_linear_args;
-typedef rondo_linear_args rondo_fp8_linear_pack_args;
 
 RONDO_OP(fp8_linear) { rondo::product<Fp8>(a, worker, workers); }
-RONDO_OP(fp8_linear_pack) { rondo::pack_rows<Fp8>(a, worker, workers); }

@@ -224,10 +224,14 @@ struct Nvfp4 : Layout {
 }  // namespace
 
 typedef rondo_linear_args rondo_nvfp4_linear_args;
-typedef rondo_linear_args rondo_nvfp4_linear_pack_args;
 
 RONDO_OP(nvfp4_linear) { rondo::product<Nvfp4>(a, worker, workers); }
+
+#if defined(RONDO_AVX2)
+typedef rondo_linear_args rondo_nvfp4_linear_pack_args;
+
 RONDO_OP(nvfp4_linear_pack) { rondo::pack_rows<Nvfp4>(a, worker, workers); }
+#endif
 
 // 1 where the activations are rounded to the integers of product_int16.h.
 RONDO_API int32_t rondo_nvfp4_rounds_inputs(void) {
