@@ -22,6 +22,8 @@ GROUPS = {
     "runtime": "Run time",
 }
 _CPU = ("native", "reference")
+_ALL = (*_CPU, "cuda")
+_NO_BLOCK = "the GPU backend runs no block drafter"
 
 _ROUND: tuple[Knob, ...] = (
     # Verify and commit
@@ -29,108 +31,108 @@ _ROUND: tuple[Knob, ...] = (
         "VERIFY_GRAPH", "bool", "1",
         "Replay a recorded tape of the forward pass in one native call instead of issuing every operation.",
         "identical", "live", "tape replays", "verify",
-        why="the readable operations are not recorded",
+        backends=("native", "cuda"), why="the readable operations are not recorded",
     ),
     Knob(
         "COMMIT_IN_VERIFY", "bool", "1",
         "Apply the accepted rows inside the next verify pass as it loads each state, instead of in a pass of "
         "their own.",
         "identical", "live", "commit passes", "verify",
-        why="the readable operations keep the state behind every row",
+        backends=("native", "cuda"), why="the readable operations keep the state behind every row",
     ),
     Knob(
         "VERIFY_ROWS", "int", "32",
         "The most rows, the anchor included, that one verify pass takes.",
         "proposes-only", "live", "rows verified", "verify", 1, 32,
-        backends=_CPU,
+        backends=_ALL,
     ),
     # Drafters
     Knob(
         "MTP_DEPTH", "int", "3",
         "How many tokens the checkpoint's own MTP head drafts for one verify pass; 0 drafts none.",
         "proposes-only", "live", "drafted tokens", "drafters", 0, 4,
-        backends=_CPU, needs=("the MTP head",),
+        backends=_ALL, needs=("the MTP head",),
     ),
     Knob(
         "MTP_TREE", "int", "0",
         "How many side branches the MTP head's draft gets at each step beside its chain; 0 drafts a chain.",
         "proposes-only", "live", "tree passes", "drafters", 0, 4,
-        backends=_CPU, needs=("the MTP head",),
+        backends=_ALL, needs=("the MTP head",),
     ),
     Knob(
         "DRAFT_GRAPH", "bool", "1",
         "Replay the drafter's pass from a recorded tape instead of issuing every operation.",
         "proposes-only", "live", "draft tape replays", "drafters",
-        why="the readable operations are not recorded",
+        backends=("native", "cuda"), why="the readable operations are not recorded",
     ),
     Knob(
         "LOOKUP", "bool", "0",
         "Draft what followed the same last tokens earlier in the text, in the corpus or in the suffix store.",
         "proposes-only", "live", "tokens drafted by lookup", "drafters",
-        backends=_CPU,
+        backends=_ALL,
     ),
     Knob(
         "CORPUS", "path", "",
         "A folder made by `rondo corpus build` that the lookup drafter searches besides the conversation.",
         "proposes-only", "reload", "tokens drafted from the corpus", "drafters",
-        backends=_CPU,
+        backends=_ALL,
     ),
     Knob(
         "SUFFIX_STORE", "text", "",
         "The folder in which lookup keeps finished answers between runs; PATH:ro only reads it; empty keeps "
         "nothing.",
         "proposes-only", "reload", "tokens drafted from the store", "drafters",
-        backends=_CPU,
+        backends=_ALL,
     ),
     Knob(
         "DEEP", "int", "32",
         "How many rows a deep lookup chain may take once a copy runs on; 0 draws none.",
         "proposes-only", "live", "deep lookup rounds", "drafters", 0, 32,
-        backends=_CPU,
+        backends=_ALL,
     ),
     Knob(
         "DEEP_AFTER", "int", "2",
         "After how many wide, fully accepted rounds in a row the lookup chain goes deep.",
         "proposes-only", "live", "deep lookup rounds", "drafters", 0, 99,
-        backends=_CPU,
+        backends=_ALL,
     ),
     Knob(
         "DFLASH2", "path", "",
         "The folder of a block drafter's checkpoint; empty takes the one beside the model, off takes none.",
         "proposes-only", "reload", "tokens drafted by the block drafter", "drafters",
-        backends=_CPU,
+        backends=_CPU, why_cuda=_NO_BLOCK,
     ),
     Knob(
         "DF2_TEMP", "float", "1.0",
         "Temperature of the block drafter's probabilities when a tree is chosen from them.",
         "proposes-only", "live", "tokens drafted by the block drafter", "drafters", 0.02, 10,
-        backends=_CPU, needs=("the block drafter",),
+        backends=_CPU, why_cuda=_NO_BLOCK, needs=("the block drafter",),
     ),
     Knob(
         "DF2_TREE_MODE", "choice", "nodes",
         "Grow the block drafter's tree by its best single nodes, or by whole branches.",
         "proposes-only", "live", "tokens drafted by the block drafter", "drafters",
         choices=("nodes", "paths"),
-        backends=_CPU, needs=("the block drafter",),
+        backends=_CPU, why_cuda=_NO_BLOCK, needs=("the block drafter",),
     ),
     Knob(
         "DRAFT_NVFP4", "bool", "0",
         "Keep the block drafter's projections in NVFP4: a quarter of the bytes a draft reads.",
         "proposes-only", "reload", "tokens drafted by the block drafter", "drafters",
-        backends=_CPU, needs=("the block drafter",),
+        backends=_CPU, why_cuda=_NO_BLOCK, needs=("the block drafter",),
     ),
     # Router
     Knob(
         "TREE_NODES", "int", "0",
         "How many nodes besides the anchor a draft may have; 0 leaves it to the drafter.",
         "proposes-only", "live", "rows verified", "router", 0, 31,
-        backends=_CPU,
+        backends=_ALL,
     ),
     Knob(
         "LEN_SWITCH", "bool", "0",
         "Choose drafter and tree size anew for every round by what a row costs and is likely to bring.",
         "proposes-only", "live", "routed rounds", "router",
-        backends=_CPU,
+        backends=_ALL,
     ),
     Knob(
         "LEN_MODE", "choice", "stair",
@@ -138,25 +140,25 @@ _ROUND: tuple[Knob, ...] = (
         "takes the largest.",
         "proposes-only", "live", "routed rounds", "router",
         choices=("stair", "fixed"), aliases=(("wide", "stair"),),
-        backends=_CPU,
+        backends=_ALL,
     ),
     Knob(
         "STAIR_TABLES", "path", "",
         "A JSON file of verify prices by context length and rows; empty prices by this run's own rounds.",
         "proposes-only", "reload", "routed rounds", "router",
-        backends=_CPU,
+        backends=_ALL,
     ),
     Knob(
         "STAIR_RHO", "path", "",
         "A JSON file that says how likely a lookup of some length goes on; empty starts from a flat prior.",
         "proposes-only", "reload", "routed rounds", "router",
-        backends=_CPU,
+        backends=_ALL,
     ),
     Knob(
         "STAIR_SKIP", "bool", "0",
         "Skip the head's draft while a lookup copy runs.",
         "proposes-only", "live", "rounds without a head draft", "router",
-        backends=_CPU,
+        backends=_ALL,
     ),
     # Runtime
     Knob(
@@ -172,6 +174,7 @@ _ROUND: tuple[Knob, ...] = (
         "near-tie", "reload", "instruction set of the loaded library", "runtime",
         choices=("", "avx512bf16", "avx512", "avx2", "portable", "reference"),
         backends=_CPU,
+        why_cuda="it is about the processor",
     ),
     Knob(
         "CPU_THREADS", "int", "0",
@@ -179,6 +182,7 @@ _ROUND: tuple[Knob, ...] = (
         "loaded.",
         "identical", "live", "passes on other threads", "runtime", 0, 256,
         why="PyTorch's threads are chosen when a model is loaded",
+        why_cuda="it is about the processor",
     ),
 )  # fmt: skip
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from engine.knob_kinds import Knob
 
+_BOTH = ("native", "cuda")
 _READABLE = "the readable operations are all there is on this backend"
 
 FORWARD: tuple[Knob, ...] = (
@@ -15,25 +16,25 @@ FORWARD: tuple[Knob, ...] = (
         "FUSED_NORM", "bool", "1",
         "Take RMS norms in a kernel; off, in PyTorch, with the residual sum apart.",
         "near-tie", "recapture", "norm kernels", "verify",
-        why=_READABLE,
+        backends=_BOTH, why=_READABLE,
     ),
     Knob(
         "FUSED_ADDNORM", "bool", "1",
         "Add to the residual stream and take the norm of the sum in one kernel; off, in two.",
         "identical", "recapture", "add-norm kernels", "verify",
-        why=_READABLE,
+        backends=_BOTH, why=_READABLE,
     ),
     Knob(
         "FUSED_HEAD", "bool", "1",
         "Compute the logits of a single row in a kernel; off, expand the head and use the library's product.",
         "near-tie", "recapture", "one-row head kernels", "verify",
-        why=_READABLE,
+        backends=_BOTH, why=_READABLE,
     ),
     Knob(
         "DECODE_ATTN", "bool", "1",
         "Attend in a kernel in passes of up to 32 rows; off, through the library's scaled dot product.",
         "near-tie", "recapture", "narrow attention kernels", "verify",
-        why=_READABLE,
+        backends=_BOTH, why=_READABLE,
     ),
     Knob(
         "GQA_FROM", "int", "0",
@@ -45,61 +46,61 @@ FORWARD: tuple[Knob, ...] = (
         "FUSED_ATTN_PREP", "bool", "1",
         "Take head norms, rotary embedding and the KV append in one kernel; off, in PyTorch.",
         "near-tie", "recapture", "attention preparation kernels", "verify",
-        why=_READABLE,
+        backends=_BOTH, why=_READABLE,
     ),
     Knob(
         "FUSED_COMMIT", "bool", "1",
         "Apply accepted rows to the state in a kernel; off, in PyTorch. Acts where a commit is its own pass.",
         "near-tie", "recapture", "delta commit kernels", "verify",
-        why=_READABLE,
+        backends=_BOTH, why=_READABLE,
     ),
     Knob(
         "GRAPH_MAX_CTX", "int", "262144",
         "The longest context that is served from recordings; beyond it every operation is issued anew.",
         "identical", "live", "tape replays", "verify", 0, 1048576,
-        why=_READABLE,
+        backends=_BOTH, why=_READABLE,
     ),
     Knob(
         "FUSED_GDN", "bool", "1",
         "Walk the recurrence of a verify pass of one row in a kernel; off, in PyTorch.",
         "near-tie", "recapture", "delta one-row kernels", "delta",
-        why=_READABLE,
+        backends=_BOTH, why=_READABLE,
     ),
     Knob(
         "FUSED_GDNPRE", "bool", "1",
         "Take convolution, unit length and gates of a verify pass of one row in a kernel; off, in PyTorch.",
         "near-tie", "recapture", "one-row preparation kernels", "delta",
-        why=_READABLE,
+        backends=_BOTH, why=_READABLE,
     ),
     Knob(
         "FUSED_GDNBLOCK", "bool", "1",
         "Walk the recurrence of a chain of rows in a kernel; off, in PyTorch.",
         "near-tie", "recapture", "delta chain kernels", "delta",
-        why=_READABLE,
+        backends=_BOTH, why=_READABLE,
     ),
     Knob(
         "FUSED_GDNTREE", "bool", "1",
         "Walk the recurrence of a draft tree in a kernel; off, in PyTorch.",
         "near-tie", "recapture", "delta tree kernels", "delta",
-        why=_READABLE,
+        backends=_BOTH, why=_READABLE,
     ),
     Knob(
         "FUSED_GDNVERIFY", "bool", "1",
         "Take convolution, unit length and gates of several rows to verify in a kernel; off, in PyTorch.",
         "near-tie", "recapture", "verify preparation kernels", "delta",
-        why=_READABLE,
+        backends=_BOTH, why=_READABLE,
     ),
     Knob(
         "FUSED_GDNPREFILL", "bool", "1",
         "Walk the recurrence of prompt chunks in a kernel; off, in PyTorch by chunks.",
         "near-tie", "recapture", "delta prefill kernels", "delta",
-        why=_READABLE,
+        backends=_BOTH, why=_READABLE,
     ),
     Knob(
         "GDN_CHUNK", "int", "64",
         "Rows solved together where prompt chunks go through PyTorch (FUSED_GDNPREFILL=0).",
         "near-tie", "recapture", "delta prefill by a solve", "delta", 2, 256,
-        why=_READABLE,
+        backends=_BOTH, why=_READABLE,
     ),
     Knob(
         "UT_INVERSE", "bool", "1",
@@ -130,19 +131,19 @@ FORWARD: tuple[Knob, ...] = (
         "GDN_AB", "bool", "1",
         "Compute the projections for decay and beta of a delta layer as one product; off, as two.",
         "identical", "reload", "joined delta gates", "delta",
-        why=_READABLE,
+        backends=_BOTH, why=_READABLE,
     ),
     Knob(
         "SKINNY_TILES", "path", "",
         "A table from `rondo tune` of sizes by weight shape for NVFP4 products of 1 to 16 rows.",
         "identical", "recapture", "narrow NVFP4 products by a table", "products",
-        why=_READABLE,
+        backends=_BOTH, why=_READABLE,
     ),
     Knob(
         "SKINNY_TILES_WIDE", "path", "",
         "Such a table for NVFP4 products of 17 to 32 rows.",
         "identical", "recapture", "wide NVFP4 products by a table", "products",
-        why=_READABLE,
+        backends=_BOTH, why=_READABLE,
     ),
     Knob(
         "FP8_TILES", "path", "",
@@ -154,13 +155,13 @@ FORWARD: tuple[Knob, ...] = (
         "FUSE_PROJ", "bool", "1",
         "Compute q, k and v as one product, likewise qkv and z, gate and up; off, one by one.",
         "identical", "reload", "joined MLP gate, up", "products",
-        why=_READABLE,
+        backends=_BOTH, why=_READABLE,
     ),
     Knob(
         "NVFP4_SKINNY", "bool", "1",
         "Multiply NVFP4 weights with up to 32 rows in a kernel; off, expand them for the library's product.",
         "near-tie", "recapture", "narrow NVFP4 kernels", "products",
-        why=_READABLE,
+        backends=_BOTH, why=_READABLE,
     ),
     Knob(
         "NVFP4_PREFILL_V2", "bool", "1",

@@ -40,3 +40,12 @@ def run_cuda_checks(
             reason = f"the check stopped: {type(error).__name__}: {error}"
             target = library.target.name
             yield CheckResult(name, target, "cuda", "fail", 0.0, 0.0, None, reason)
+
+
+def run_short_checks(library: CudaLibrary) -> Iterator[CheckResult]:
+    """The checks of the compiled products on one small shape: what a model is opened on a GPU with."""
+    from kernels.head import cuda_check as head
+    from kernels.nvfp4_linear import cuda_check as nvfp4
+
+    yield from nvfp4.check(library, shapes=((44, 640),), orders=((4, 0),))
+    yield from head.check(library, shapes=((44, 640),))

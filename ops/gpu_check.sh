@@ -156,8 +156,24 @@ if rates:
     for (kernel, shape, rows), rate in best.items():
         print(f"  {kernel:13} {shape:>13} {rows:3} rows {rate['us']:8.1f} us {rate['read_gbps']:6.0f} GB/s"
               f" {100 * rate['read_gbps'] / roof:4.0f} % {rate['tile']}")
-for row in read("rounds").get("rows", []):
-    print(f"  round, {row['suite']} {row['rows']}: {row['ms_median']:.2f} ms")
+proofs = read("graphs").get("proofs", [])
+if proofs:
+    print(f"captured against eager, rows, trees, commits: {sum(p['ok'] for p in proofs)} of {len(proofs)} hold to the bit")
+    for proof in [p for p in proofs if not p["ok"]][:5]:
+        print(f"  FAIL {proof['name']}: {proof['reason'][:140]}")
+for name in ("agree", "agree-eager"):
+    report = read(name)
+    if report:
+        print(f"{name}: {report['identical']} of {report['prompts']} answers identical, {report['near_ties']} near ties,"
+              f" {report['divergences']} divergences")
+for name in ("rounds", "rounds-27b"):
+    rows = read(name).get("rows", [])
+    if rows:
+        print(f"{name}: {rows[0]['shape']}, synthetic {rows[0]['weight_format']} weights")
+    for row in rows:
+        rate = f"{row['read_gbps']:6.0f} GB/s" if row["read_gbps"] else "           "
+        roof = f" {100 * row['read_gbps'] / row['roof_gbps']:3.0f} %" if row["read_gbps"] and row["roof_gbps"] else ""
+        print(f"  {row['suite']:8} {row['rows']:4} {row['ms_median']:9.3f} ms {rate}{roof}")
 PYTHON
 }
 
@@ -176,11 +192,15 @@ stage build 180 bash -c build
 stage gate 120 "$PYTHON" -m kernels.cubin_gate
 stage check 180 "$PYTHON" -m engine check --device cuda --json
 # shellcheck disable=SC2086 # no sweep means no option
+stage graphs 120 "$PYTHON" -m engine.measure.gpu_proof
+stage agree 90 "$PYTHON" -m engine agree --device cuda --json --limit 6 --tokens 64
+stage rounds 100 "$PYTHON" -m engine bench --device cuda --json --shape qwen3.8-27b:8 --suite decode,verify,prefill \
+  --prefill 256 --budget 5
+stage rounds-27b 150 "$PYTHON" -m engine bench --device cuda --json --shape qwen3.8-27b --suite decode,verify --budget 10
 stage cold 150 "$PYTHON" -m kernels.cuda_bench --json $SWEEP
 stage memcheck 60 bash -c "sanitize memcheck"
 stage racecheck 60 bash -c "sanitize racecheck"
-stage agree 120 "$PYTHON" -m engine agree --device cuda --json
-stage agree-eager 120 "$PYTHON" -m engine agree --device cuda --json --knob QWEN38_VERIFY_GRAPH=0
-stage rounds 120 "$PYTHON" -m engine bench --device cuda --json --shape qwen3.8-27b:8 --suite decode,verify
+stage agree-eager 60 "$PYTHON" -m engine agree --device cuda --json --limit 2 --tokens 48 --configs served,trees \
+  --knob QWEN38_VERIFY_GRAPH=0 --knob QWEN38_DRAFT_GRAPH=0
 stage plan 60 "$PYTHON" -m engine bench --suite plan --json --shape qwen3.8-27b
 finish

@@ -30,7 +30,7 @@ _DEFAULT_ROWS = BenchRequest.__dataclass_fields__["rows"].default
 # What a run again needs to be the same.
 _STORED_OPTIONS = (
     "shape", "vocab", "suite", "rows", "prefill", "threads", "peers", "weights", "context", "turns", "budget",
-    "case_limit", "seed", "no_roof", "profile", "knob", "label",
+    "case_limit", "seed", "device", "no_roof", "profile", "knob", "label",
 )  # fmt: skip
 
 
@@ -74,6 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="fewer turns for a case that would take longer",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--no-roof", action="store_true", help="leave the machine's probes out")
     parser.add_argument("--profile", default="serve", help="serve, or a KEY=value file")
     parser.add_argument(
@@ -129,6 +130,8 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     from engine.measure.machine import machine_record
 
     request = _request(arguments)
+    if arguments.device == "cuda":
+        _require_gpu()
     knobs = KnobSet.resolve(
         profile=profile_path(arguments.profile), changes=knob_changes(arguments)
     )
@@ -136,10 +139,11 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     for file in files:
         export_csv.require_new(file)
     machine = machine_record()
-    with _probes(request.threads, wanted=not arguments.no_roof) as probes:
+    on_gpu = arguments.device == "cuda"
+    with _probes(request.threads, wanted=not arguments.no_roof, on_gpu=on_gpu) as probes:
         report = run_bench(
             request,
-            backend_factory(knobs),
+            gpu_backend_factory(knobs) if on_gpu else backend_factory(knobs),
             probes=probes,
             machine=machine,
             on_progress=lambda line: print(line, file=sys.stderr),
@@ -207,11 +211,18 @@ def numbers(text: str, option: str) -> tuple[int, ...]:
 
 
 @contextlib.contextmanager
-def _probes(threads: int, *, wanted: bool) -> Iterator[Probes | None]:
+def _probes(threads: int, *, wanted: bool, on_gpu: bool) -> Iterator[Probes | None]:
     from engine.measure.roof import native_probes
 
     if not wanted:
         yield None
+        return
+    if on_gpu:
+        import torch
+
+        from engine.measure.roof_cuda import CudaProbes
+
+        yield CudaProbes(torch.device("cuda", 0)) if torch.cuda.is_available() else None
         return
     with native_probes(threads) as probes:
         yield probes
@@ -242,6 +253,43 @@ def backend_factory(knobs: KnobSet) -> BackendFactory:
                 next_step="Measure the PyTorch operations: --knob QWEN38_CPU_ISA=reference.",
             ) from error
         return NativeBackend(config, weights, capacity=capacity, knobs=knobs, pool=pool)
+
+    return open_backend
+
+
+def _require_gpu() -> None:
+    """Raise before weights are made where there is no GPU at all."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RondoError(
+            "The GPU cannot compute: PyTorch sees no GPU.",
+            next_step="`rondo doctor` says what is missing; --device cpu measures the processor.",
+        )
+
+
+def gpu_backend_factory(knobs: KnobSet) -> BackendFactory:
+    """Opens the GPU backend; RondoError says why it cannot."""
+
+    def open_backend(
+        config: ModelConfig, weights: ModelWeights, *, capacity: int, threads: int
+    ) -> Backend:
+        from engine.model.choose_cuda import open_backend_on_gpu
+        from engine.model.cuda_ready import GpuNotUsable
+
+        try:
+            return open_backend_on_gpu(
+                config,
+                weights,
+                capacity=capacity,
+                knobs=knobs,
+                on_progress=lambda line: print(line, file=sys.stderr),
+            )
+        except GpuNotUsable as error:
+            raise RondoError(
+                f"The GPU cannot compute: {error}.",
+                next_step="`rondo doctor` says what is missing; --device cpu measures the processor.",
+            ) from error
 
     return open_backend
 

@@ -100,8 +100,10 @@ def _gpu() -> list[Finding]:
 
     if not torch.cuda.is_available():
         return [Finding("GPU", _NOTE, "none that PyTorch can use; the CPU computes")]
+    from engine.model.cuda_ready import UNPROVEN
+
     name = torch.cuda.get_device_name(0)
-    return [Finding("GPU", _NOTE, name, "This version computes on the CPU."), _gpu_kernels()]
+    return [Finding("GPU", _NOTE, name, UNPROVEN), _gpu_kernels()]
 
 
 def _gpu_kernels() -> Finding:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,6 +18,7 @@ from engine.load.memory import FLOOR_BYTES, available_memory_bytes
 from engine.measure.roof import Roof, roof_of_rounds
 from engine.model.attach_block import attach_block
 from engine.model.backend import Backend
+from engine.model.choose_cuda import open_gpu
 from engine.model.native import NativeBackend
 from engine.model.native_weights import unsupported_shape
 from engine.model.reference import ReferenceBackend, unpacked_bytes
@@ -42,6 +43,7 @@ class OpenedBackend:
     notices: tuple[str, ...]
     roof: Roof | None
     threads: int
+    place: str = ""  # of a backend that is not on the processor
 
     def card(self, checkpoint: Checkpoint, *, knobs: KnobSet, load_s: float) -> ModelCard:
         """The card of the model that runs on this backend."""
@@ -61,7 +63,7 @@ class OpenedBackend:
             weight_bytes=checkpoint.weight_bytes,  # packing has emptied the records by now
             state_bytes=config.state_bytes,
             backend=self.backend.name,
-            device=f"CPU, {_threads(threads)}, {self.arithmetic}",
+            device=self.place or f"CPU, {_threads(threads)}, {self.arithmetic}",
             speculation=speculation,
             speculates=not speculation.startswith("off"),
             thinks=checkpoint.template.has_thinking_switch,
@@ -99,18 +101,9 @@ def open_backend(
     cancel: threading.Event | None = None,
 ) -> OpenedBackend:
     """The fastest backend this machine and these switches allow."""
-    if device == "cuda":
-        raise UsageError(
-            "The GPU backend is not part of this version.", next_step="Use --device cpu or auto."
-        )
 
     def attach(backend: Backend) -> tuple[str, ...]:
         return attach_block(backend, checkpoint, knobs, on_progress=on_progress, cancel=cancel)
-
-    wanted = knobs.choice("CPU_ISA")
-    if float32 or wanted == "reference":
-        dtype = torch.float32 if float32 else torch.bfloat16
-        return _reference(checkpoint, capacity, threads, dtype, attach, ())
 
     def stage(text: str) -> None:
         if cancel and cancel.is_set():
@@ -118,6 +111,36 @@ def open_backend(
         if on_progress:
             on_progress(LoadProgress(text, 0, 0))
 
+    wanted = knobs.choice("CPU_ISA")
+    if device == "cuda" and float32:
+        raise UsageError("float32 is computed on the processor.", next_step="Use --device cpu.")
+    why_no_gpu = ""
+    # A switch that names the processor's instructions asks for the processor.
+    if device == "cuda" or (device == "auto" and not wanted and not float32):
+        asked = device == "cuda"
+        gpu = open_gpu(checkpoint, capacity=capacity, knobs=knobs, asked=asked, stage=stage)
+        if not isinstance(gpu, str):
+            notices = (*gpu.notices, *attach(gpu.backend))
+            return OpenedBackend(gpu.backend, "", notices, gpu.roof, 0, gpu.place)
+        why_no_gpu = gpu
+    opened = _on_processor(checkpoint, capacity, threads, knobs, attach, stage, float32=float32)
+    return replace(opened, notices=(why_no_gpu, *opened.notices)) if why_no_gpu else opened
+
+
+def _on_processor(
+    checkpoint: Checkpoint,
+    capacity: int,
+    threads: int | None,
+    knobs: KnobSet,
+    attach: Callable[[Backend], tuple[str, ...]],
+    stage: Callable[[str], None],
+    *,
+    float32: bool,
+) -> OpenedBackend:
+    wanted = knobs.choice("CPU_ISA")
+    if float32 or wanted == "reference":
+        dtype = torch.float32 if float32 else torch.bfloat16
+        return _reference(checkpoint, capacity, threads, dtype, attach, ())
     why_not = unsupported_shape(checkpoint.config)
     if why_not:
         notice = f"The native kernels do not take this shape ({why_not}); PyTorch operations run."

@@ -81,6 +81,7 @@ class CudaBackend:
         self.length = 0
         self.block: BlockCheckpoint | None = None
         self.device = torch.device(device)
+        self.library = library
         self._captures = self.device.type == "cuda"
         self._bytes = ByteModel.of(config, weights)
         self._graphs: VerifyGraphs[CudaRecording] = VerifyGraphs()
@@ -226,6 +227,25 @@ class CudaBackend:
     def engaged(self) -> dict[str, int]:
         return self._engaged.counts()
 
+    @torch.no_grad()
+    def record_rounds(self, depth: int, width: int = 1) -> None:
+        """Capture the passes of rounds of up to `depth` drafted tokens, so that the first ones are fast.
+
+        `width`: candidates of each drafted token; more than one make trees. Of an empty sequence only.
+        """
+        shapes = [("chain", rows) for rows in range(1, depth + 2)]
+        if depth and width > 1:
+            shapes.append(("tree", 1 + depth * width))
+        self._stage()
+        for kind, rows in shapes if self._captures and self._replay else ():
+            for parity in (0, 1):
+                self._graphs.get(self._key(kind, rows, parity), self._capture)
+        if self._captures and self._replay_drafts and depth and self._arena.mtp_kv is not None:
+            for rows in range(1, depth + 2):
+                self._graphs.get(
+                    self._key("draft", rows, 0, steps=depth, width=width), self._capture
+                )
+
     def close(self) -> None:
         if self._captures:
             torch.cuda.synchronize(self.device)
@@ -306,12 +326,11 @@ class CudaBackend:
     ) -> None:
         """Run a recording; only a pass that is part of a round adds to the operation times."""
         prefix = "draft " if kind in _DRAFTS else ""
+        key = self._key(kind, rows, self._parity, steps=steps, width=width)
         if self._replays(kind, rows):
-            key = self._key(kind, rows, steps=steps, width=width)
             recording = self._graphs.get(key, self._capture)
             self._engaged.count(f"{prefix}tape replays")
         else:
-            key = self._key(kind, rows, steps=steps, width=width)
             recording = CudaRecording(self._ops, self._body(key), self.device)
             self._engaged.count(f"{prefix}eager passes")
         recording.run()
@@ -326,8 +345,10 @@ class CudaBackend:
         short = self.length <= self._most_recorded_tokens and rows <= VERIFY_ROWS
         return self._captures and wanted and short
 
-    def _key(self, kind: str, rows: int, *, steps: int = 0, width: int = 0) -> GraphKey:
-        parity = 0 if kind in _DRAFTS else self._parity
+    def _key(
+        self, kind: str, rows: int, parity: int, *, steps: int = 0, width: int = 0
+    ) -> GraphKey:
+        parity = 0 if kind in _DRAFTS else parity
         context = context_class(self.length + VERIFY_ROWS)
         return GraphKey(kind, rows, context, self._signature, parity, steps, width)
 

@@ -26,10 +26,14 @@ case "$*" in
   *cuda_bench*) echo '{"roof_gbps": 200.0, "rates": [
      {"kernel": "head", "outputs": 64, "inputs": 64, "rows": 1, "us": 2.0, "read_gbps": 150.0, "tile": ""},
      {"kernel": "head", "outputs": 64, "inputs": 64, "rows": 1, "us": 1.0, "read_gbps": 180.0, "tile": ""}]}' ;;
-  *"engine agree"*) echo "rondo: The GPU backend is not part of this version." >&2; exit 2 ;;
+  *gpu_proof*) echo '{"failed": 1, "proofs": [{"name": "a tree", "ok": true, "reason": ""},
+     {"name": "9 rows, captured, and single steps", "ok": false, "reason": "rows [8] differ"}]}'
+     echo "rondo: 1 statement does not hold" >&2; exit 3 ;;
+  *"engine agree"*GRAPH*) echo "rondo: a switch is not known" >&2; exit 2 ;;
+  *"engine agree"*) echo '{"prompts": 6, "identical": 5, "near_ties": 1, "divergences": 0}' ;;
   *"--suite plan"*) echo '{}' ;;
-  *"engine bench"*) echo "usage: rondo" >&2; echo "rondo: error: unrecognized arguments: --device" >&2
-     exit 2 ;;
+  *"engine bench"*) echo '{"rows": [{"shape": "qwen3.8-27b", "weight_format": "NVFP4", "suite": "verify",
+     "rows": 16, "ms_median": 80.5, "read_gbps": 190.0, "roof_gbps": 200.0}]}' ;;
 esac
 """
 
@@ -59,16 +63,19 @@ def run(tmp_path: Path, **environ: str) -> tuple[int, dict[str, list[str]], str]
 
 def test_every_stage_says_how_it_went(tmp_path: Path) -> None:
     code, stages, printed = run(tmp_path)
-    assert code == 0
+    assert code == 1
     for name in ("environment", "build", "check", "cold", "plan"):
         assert stages[name] == ["ok", ""]
     assert stages["gate"] == ["not available", "why: no cuobjdump on this machine"]
     if not shutil.which("compute-sanitizer"):
         assert stages["memcheck"] == ["not available", "why: no compute-sanitizer here"]
-    missing = "why: The GPU backend is not part of this version."
-    assert stages["agree"] == stages["agree-eager"] == ["not available", missing]
-    assert stages["rounds"][0] == "not available"
-    assert "unrecognized arguments: --device" in stages["rounds"][1]
+    assert stages["graphs"] == ["FAIL", "1 statement does not hold"]
+    assert stages["agree"] == stages["rounds"] == stages["rounds-27b"] == ["ok", ""]
+    assert stages["agree-eager"] == ["not available", "why: a switch is not known"]
+    assert "commits: 1 of 2 hold to the bit" in printed
+    assert "FAIL 9 rows, captured, and single steps: rows [8] differ" in printed
+    assert "agree: 5 of 6 answers identical, 1 near ties, 0 divergences" in printed
+    assert "verify     16    80.500 ms    190 GB/s  95 %" in printed
     assert "a GPU, 48 multiprocessors, L2 24 MB" in printed
     assert "checks: 1 of 2 hold" in printed
     assert "FAIL head: 44x640" in printed

@@ -195,7 +195,7 @@ def test_a_flip_of_a_loaded_model_is_checked_as_a_whole() -> None:
     same = knobs.flipped({"QWEN38_CPU_ISA": "", GRAPH: "0"}, backend="native", offers=())
     assert not same.flag("VERIFY_GRAPH")
     for changes, backend, said in (
-        ({"QWEN38_FUSED_NORM": "0"}, "cuda", "it acts on the native backend only"),
+        ({"QWEN38_UT_INVERSE": "0"}, "cuda", "it acts on the native backend only"),
         ({"QWEN38_GDNV_BV": "8"}, "cuda", "not part of this version"),
         ({"QWEN38_CPU_ISA": "avx2"}, "native", "when a model is loaded"),
         ({DEPTH: "1"}, "native", "the MTP head is not loaded"),
