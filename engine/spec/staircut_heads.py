@@ -18,6 +18,7 @@ _PROBE_SHARE = 0.006  # of the time of these rounds that a probe may take
 _PROBE_DOUBLINGS = 5
 _FIRST_DRAFTS = 4
 _PROBES_IN_A_ROW = 5
+_DEAR_SHARE = 1.5  # of a plain round: a probe that takes more is not followed by another at once
 _AT_ONCE = 1 << 30  # rounds waited for a probe that is due whatever it costs
 _STEP_PRIOR = 0.15  # of a plain round: what a step costs before one was timed
 _BLOCK_PRIOR = 0.5
@@ -48,6 +49,7 @@ class Head:
         self._failed = 0
         self._drafts = 0
         self._in_a_row = 0
+        self._dear = False
         self._probing = False
         self.learning = True
 
@@ -104,6 +106,7 @@ class Head:
         if self._waited < least << min(self._failed, _PROBE_DOUBLINGS):
             return False
         self._waited = 0
+        self._dear = extra_share > _DEAR_SHARE
         self._failed += rival
         self._probing = not rival
         return True
@@ -119,7 +122,7 @@ class Head:
             if self._probing:
                 self._failed = 0 if accepted else self._failed + 1
                 self._in_a_row += 1
-                if accepted and self._in_a_row < _PROBES_IN_A_ROW:
+                if accepted and self._in_a_row < _PROBES_IN_A_ROW and not self._dear:
                     self._waited = _AT_ONCE
                 else:
                     self._in_a_row = 0
