@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from PySide6.QtCore import Qt, QTimer, Slot
 from PySide6.QtGui import QFontMetrics
 from PySide6.QtWidgets import QLabel, QSizePolicy, QStatusBar, QWidget
@@ -13,6 +15,7 @@ from app.live.now import GLYPHS, WORDS
 from app.theme import Theme
 
 _EVERY_MS = 500
+_TICKS = 60
 
 
 class StatusBar(QStatusBar):
@@ -67,10 +70,12 @@ class StatusBar(QStatusBar):
         else:
             text = f"display {self._bridge.ticks_per_second()}/s"
         self._paint(self.freshness, text, ("dim", "warn", "bad")[level])
-        ticks = list(self._bridge.tick_ms)[-60:]
-        mean = sum(ticks) / len(ticks) if ticks else 0.0
-        self.cost.setText(f"{mean:.1f} ms a refresh")
-        self.cost.setToolTip("Mean time the window spends on one refresh, on its own thread")
+        ticks = list(self._bridge.tick_ms)[-_TICKS:]
+        self.cost.setText(f"{statistics.median(ticks) if ticks else 0.0:.1f} ms a refresh")
+        self.cost.setToolTip(
+            f"Median time of the last {_TICKS} refreshes on the window's own thread; "
+            f"the longest took {max(ticks, default=0.0):.1f} ms"
+        )
         self.memory.setText(f"memory {byte_size(snapshot.memory_bytes or None)}")
         card = snapshot.model
         self.model.setText(

@@ -61,6 +61,7 @@ class Window(QMainWindow):
         self.runs = RunsPage(bridge, theme)
         self.model_page = ModelPage(bridge, settings)
         self.live = LivePanel(bridge, theme)
+        self.chat.setFocusProxy(self.chat.composer.field)
         self._pages = QStackedWidget()
         self._pages.setMinimumWidth(495)
         # "live" is the panel on the right, grown over the whole width.
@@ -148,6 +149,13 @@ class Window(QMainWindow):
             button.setChecked(name == page)
         self.actions_by_name["panel"].setChecked(self._panel_wanted)
         self.actions_by_name["panel"].setEnabled(page != "live")
+        self._focus_page(self._page_widgets.get(page, self.live))
+
+    def _focus_page(self, page: QWidget) -> None:
+        """The keyboard follows the eye, unless it walks along the rail or is on the page already."""
+        held = self.focusWidget()
+        if held not in self.rail_buttons.values() and not (held and page.isAncestorOf(held)):
+            page.setFocus()
 
     @Slot()
     def show_chat(self) -> None:
@@ -193,6 +201,41 @@ class Window(QMainWindow):
     def start_compare(self) -> None:
         self.show_compare()
         self.compare.start()
+
+    @Slot()
+    def measure_noise(self) -> None:
+        self.show_compare()
+        self.compare.measure_noise()
+
+    @Slot()
+    def use_candidate(self) -> None:
+        self.show_compare()
+        self.compare.use_candidate()
+
+    @Slot()
+    def export(self) -> None:
+        """The report of the compare page where that is in view, the selected runs otherwise."""
+        if self.page == "compare" and self.compare.view.report is not None:
+            self.compare.choose_folder()
+        else:
+            self.show_runs()
+            self.runs.choose_folder()
+
+    @Slot()
+    def find_knob(self) -> None:
+        self.show_knobs()
+        self.knobs.search.setFocus(Qt.FocusReason.ShortcutFocusReason)
+        self.knobs.search.selectAll()
+
+    @Slot()
+    def save_profile(self) -> None:
+        self.show_knobs()
+        self.knobs.choose_profile()
+
+    @Slot()
+    def reset_knobs(self) -> None:
+        self.show_knobs()
+        self.knobs.reset_all()
 
     @Slot()
     def new_chat(self) -> None:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""What to compare: the values marked as side B, the workload, how many pairs."""
+"""What to compare: the values marked as side B, or A against A; the workload; how many pairs."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from PySide6.QtCore import Qt, Signal, Slot
 from PySide6.QtWidgets import (
@@ -9,18 +11,18 @@ from PySide6.QtWidgets import (
     QComboBox,
     QGridLayout,
     QHBoxLayout,
-    QLabel,
     QLineEdit,
     QPlainTextEdit,
     QPushButton,
+    QSizePolicy,
     QSpinBox,
     QVBoxLayout,
     QWidget,
 )
 
+from app.compare.sides import SidesTable, label
 from app.knobs.candidate import Candidate
-from app.knobs.model import shown
-from engine.api import DEFAULT_PAIRS, FEWEST_PAIRS, MOST_PAIRS, CompareRequest
+from engine.api import DEFAULT_PAIRS, FEWEST_PAIRS, MOST_PAIRS, CompareRequest, KnobRow
 
 _WORKLOADS = (
     ("mix", "all four classes"),
@@ -31,12 +33,15 @@ _WORKLOADS = (
     ("prompt", "my own prompt"),
 )
 _PROMPT_LINES = 3
+_STEPS_PX = 36  # the buttons and the frame of a spin box
+_LONGEST_NAME = 200
 
 
 class CompareForm(QWidget):
-    """Side A is what is in effect. Signals: knobs_wanted (to mark a value)."""
+    """Side A is what is in effect. Signals: knobs_wanted (to mark a value), changed."""
 
     knobs_wanted = Signal()
+    changed = Signal()
 
     def __init__(self, candidate: Candidate, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -44,29 +49,36 @@ class CompareForm(QWidget):
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(8)
-        sides = QGridLayout()
-        sides.setHorizontalSpacing(10)
-        sides.setVerticalSpacing(4)
-        sides.setColumnStretch(1, 1)
-        sides.addWidget(_label("A", "dim"), 0, 0, Qt.AlignmentFlag.AlignTop)
-        sides.addWidget(_label("the values in effect"), 0, 1)
-        sides.addWidget(_label("B", "dim"), 1, 0, Qt.AlignmentFlag.AlignTop)
-        self._marks = QWidget()
-        self._marks_column = QVBoxLayout(self._marks)
-        self._marks_column.setContentsMargins(0, 0, 0, 0)
-        self._marks_column.setSpacing(2)
-        sides.addWidget(self._marks, 1, 1)
-        column.addLayout(sides)
+        self.sides = SidesTable(candidate)
+        column.addWidget(self.sides)
+        column.addLayout(self._make_subject())
         column.addLayout(self._make_options())
         self.prompt = QPlainTextEdit()
         self.prompt.setPlaceholderText("The prompt both sides answer")
         self.prompt.setAccessibleName("Prompt for both sides")
         self.prompt.setTabChangesFocus(True)
         self.prompt.setFixedHeight(self.prompt.fontMetrics().height() * _PROMPT_LINES + 18)
+        self.prompt.textChanged.connect(self.changed)
         self.prompt.hide()
         column.addWidget(self.prompt)
-        candidate.changed.connect(self._show_marks)
-        self._show_marks()
+        candidate.changed.connect(self._show_subject)
+        self._show_subject()
+
+    def _make_subject(self) -> QHBoxLayout:
+        self.mark_button = QPushButton()
+        self.mark_button.setToolTip("On the knobs page, with the box Side B")
+        self.mark_button.clicked.connect(self.knobs_wanted)
+        self.same = QCheckBox("A against A: this machine's noise")
+        self.same.setToolTip(
+            "Both sides are the values in effect: it shows which differences this machine can tell at all"
+        )
+        self.same.toggled.connect(self._show_subject)
+        line = QHBoxLayout()
+        line.setSpacing(12)
+        line.addWidget(self.mark_button)
+        line.addWidget(self.same)
+        line.addStretch(1)
+        return line
 
     def _make_options(self) -> QGridLayout:
         grid = QGridLayout()
@@ -74,17 +86,16 @@ class CompareForm(QWidget):
         grid.setVerticalSpacing(6)
         self.workload = QComboBox()
         self.workload.setAccessibleName("Workload")
+        self.workload.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+        self.workload.setMinimumWidth(104)
         for name, words in _WORKLOADS:
             self.workload.addItem(words, name)
         self.workload.currentIndexChanged.connect(self._on_workload)
-        self.pairs = QSpinBox()
-        self.pairs.setAccessibleName("Pairs")
-        self.pairs.setRange(FEWEST_PAIRS, MOST_PAIRS)
-        self.pairs.setValue(DEFAULT_PAIRS)
-        self.tokens = QSpinBox()
-        self.tokens.setAccessibleName("Tokens of each answer")
-        self.tokens.setRange(8, 4096)
-        self.tokens.setValue(128)
+        self.pairs = _spin("Pairs", FEWEST_PAIRS, MOST_PAIRS, DEFAULT_PAIRS)
+        self.pairs.setToolTip(
+            "One pair is both sides on every prompt of the workload, in turn AB and BA"
+        )
+        self.tokens = _spin("Tokens of each answer", 8, 4096, 128)
         self.forced = QCheckBox("Follow one text")
         self.forced.setToolTip(
             "Both sides are led along side A's text, so that a switch that moves near ties can be timed too"
@@ -92,13 +103,14 @@ class CompareForm(QWidget):
         self.name = QLineEdit()
         self.name.setPlaceholderText("a name for this run")
         self.name.setAccessibleName("Name of the run")
+        self.name.setMaxLength(_LONGEST_NAME)
         cells = (
             ("Workload", self.workload),
             ("Pairs", self.pairs),
             ("Tokens", self.tokens),
         )
         for at, (text, widget) in enumerate(cells):
-            grid.addWidget(_label(text, "dim"), 0, 2 * at)
+            grid.addWidget(label(text, "dim"), 0, 2 * at)
             grid.addWidget(widget, 0, 2 * at + 1)
         line = QHBoxLayout()
         line.setSpacing(10)
@@ -111,13 +123,21 @@ class CompareForm(QWidget):
     @property
     def ready(self) -> bool:
         """Whether there is something to compare."""
-        return bool(self._candidate.values)
+        return not self.why_not()
+
+    def why_not(self) -> str:
+        """What is missing, empty where nothing is."""
+        if not self.same.isChecked() and not self._candidate.values:
+            return "Mark a value as side B on the knobs page first, or measure A against A"
+        if self.workload.currentData() == "prompt" and not self.prompt.toPlainText().strip():
+            return "Write the prompt that both sides answer"
+        return ""
 
     def request(self) -> CompareRequest:
         """What the fields ask for."""
         workload = str(self.workload.currentData())
         return CompareRequest(
-            candidate=self._candidate.values,
+            candidate={} if self.same.isChecked() else self._candidate.values,
             workload=workload,
             pairs=self.pairs.value(),
             tokens=self.tokens.value(),
@@ -126,47 +146,30 @@ class CompareForm(QWidget):
             label=self.name.text().strip(),
         )
 
+    def show_values(self, rows: Mapping[str, KnobRow]) -> None:
+        """The switches in effect, by name: what side A is."""
+        self.sides.show_values(rows)
+
     @Slot()
     def _on_workload(self, *_: object) -> None:
         self.prompt.setVisible(self.workload.currentData() == "prompt")
+        self.changed.emit()
 
     @Slot()
-    def _show_marks(self) -> None:
-        while (item := self._marks_column.takeAt(0)) is not None:
-            if widget := item.widget():
-                widget.hide()
-                widget.deleteLater()
-        values = self._candidate.values
-        for name, value in values.items():
-            self._marks_column.addWidget(self._mark(name, value))
-        if not values:
-            button = QPushButton("Mark a value on the knobs page")
-            button.clicked.connect(self.knobs_wanted)
-            line = QHBoxLayout()
-            line.setContentsMargins(0, 0, 0, 0)
-            line.addWidget(button)
-            line.addStretch(1)
-            holder = QWidget()
-            holder.setLayout(line)
-            self._marks_column.addWidget(holder)
-
-    def _mark(self, name: str, value: str) -> QWidget:
-        holder = QWidget()
-        line = QHBoxLayout(holder)
-        line.setContentsMargins(0, 0, 0, 0)
-        line.setSpacing(8)
-        line.addWidget(_label(f"{name} = {shown(value)}"))
-        remove = QPushButton("Remove")
-        remove.setAccessibleName(f"Remove {name} from side B")
-        remove.clicked.connect(lambda: self._candidate.unmark(name))
-        line.addWidget(remove)
-        line.addStretch(1)
-        return holder
+    def _show_subject(self, *_: object) -> None:
+        marked = bool(self._candidate.values)
+        same = self.same.isChecked()
+        self.sides.show_sides(same=same)
+        self.mark_button.setText("Mark another…" if marked else "Mark a value…")
+        self.mark_button.setVisible(not same)
+        self.changed.emit()
 
 
-def _label(text: str, role: str = "") -> QLabel:
-    label = QLabel(text)
-    label.setTextFormat(Qt.TextFormat.PlainText)
-    if role:
-        label.setProperty("role", role)
-    return label
+def _spin(name: str, low: int, high: int, value: int) -> QSpinBox:
+    box = QSpinBox()
+    box.setAccessibleName(name)
+    box.setRange(low, high)
+    box.setValue(value)
+    box.setAlignment(Qt.AlignmentFlag.AlignRight)
+    box.setFixedWidth(box.fontMetrics().horizontalAdvance(f" {high} ") + _STEPS_PX)
+    return box

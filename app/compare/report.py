@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import Qt, Slot
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QLabel, QPushButton, QTabWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QTabWidget, QVBoxLayout, QWidget
 
 from app.compare import text
 from app.compare.plot import PairPlot
@@ -32,16 +32,25 @@ class ReportView(QWidget):
         self.evidence = _label("small")
         self.tokens = _label()
         self.more = _label("dim")
-        for label in (
+        self._labels = (
             self.headline, self.reason, self.sides, self.tokens, self.evidence, self.more
-        ):  # fmt: skip
+        )  # fmt: skip
+        for label in self._labels:
             column.addWidget(label)
+        self.actions = QHBoxLayout()
+        self.actions.setSpacing(8)
+        self.copy_button = QPushButton("Copy as text")
+        self.copy_button.clicked.connect(self.copy_text)
+        self.actions.addWidget(self.copy_button)
+        self.actions.addStretch(1)
+        column.addLayout(self.actions)
         self.plot = PairPlot(theme)
         column.addWidget(self.plot, 2)
         self._figures = TextTable(("Figure", "A", "B", "B against A"), self)
         self._kernels = TextTable(
             ("Operation", "A, ms a round", "B, ms a round", "B - A, ms"), self
         )
+        self._workloads = TextTable(text.WORKLOAD_HEAD, self)
         self.tabs = QTabWidget()
         self.tabs.setDocumentMode(True)
         self.tabs.addTab(
@@ -51,6 +60,11 @@ class ReportView(QWidget):
             table_view(self._kernels, "Time of each operation on both sides", (24, 15, 15, 13)),
             "Kernels",
         )
+        self.tabs.addTab(
+            table_view(self._workloads, "Each class of prompts", (16, 7, 15, 15, 14, 19, 8, 14, 9)),
+            "By class of prompt",
+        )
+        self.tabs.setMinimumHeight(190)
         self._notes = _label()
         self._notes.setAlignment(Qt.AlignmentFlag.AlignTop)
         self._notes.setMargin(10)
@@ -66,9 +80,9 @@ class ReportView(QWidget):
         self._figures.set_rows([])
         self._kernels.set_rows([])
         self._notes.setText("")
-        for label in (
-            self.headline, self.reason, self.sides, self.tokens, self.evidence, self.more
-        ):  # fmt: skip
+        self._workloads.set_rows([])
+        self.copy_button.hide()
+        for label in self._labels:
             label.hide()
 
     def show_progress(self, progress: CompareProgress) -> None:
@@ -99,6 +113,8 @@ class ReportView(QWidget):
         )
         self._figures.set_rows(text.figure_rows(report))
         self._kernels.set_rows(text.kernel_rows(report.kernels))
+        self._workloads.set_rows(text.workload_rows(report))
+        self.copy_button.show()
         self._notes.setText("\n\n".join(_notes(report)))
         self._restyle()
 
@@ -118,16 +134,9 @@ class ReportView(QWidget):
             self.tokens.setStyleSheet(f"color: {self._theme.color(same)};")
 
 
-def copy_button(view: ReportView) -> QPushButton:
-    """A button that copies the report of `view` as text."""
-    button = QPushButton("Copy as text")
-    button.clicked.connect(view.copy_text)
-    return button
-
-
 def _notes(report: CompareReport) -> list[str]:
-    notes = [f"Switches of A: {text.switches(report.base)}"]
-    notes.append(f"Switches of B: {text.switches(report.candidate)}")
+    notes = [f"Switches of A: {text.switches(report.base_knobs)}"]
+    notes.append(f"Switches of B: {text.switches(report.candidate_knobs)}")
     if report.noise_source:
         notes.append(f"Noise floor: {report.noise_source}")
     if report.reloaded:

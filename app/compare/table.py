@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, Qt
+from PySide6.QtCore import QAbstractTableModel, QEvent, QModelIndex, QObject, Qt
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QTableView
 
 
@@ -53,14 +53,17 @@ class TextTable(QAbstractTableModel):
         return int(side | Qt.AlignmentFlag.AlignVCenter)
 
 
-def table_view(model: TextTable, name: str, chars: tuple[int, ...]) -> QTableView:
-    """A plain view of `model` called `name`, columns `chars` digits wide."""
+def table_view(
+    model: TextTable, name: str, chars: tuple[int, ...], *, stretch: int = 0
+) -> QTableView:
+    """A plain view of `model` called `name`, columns `chars` digits wide; `stretch` takes what is left."""
     view = QTableView()
     view.setModel(model)
     view.setAccessibleName(name)
     view.setShowGrid(False)
     view.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
     view.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+    view.setTabKeyNavigation(False)
     view.verticalHeader().hide()
     view.verticalHeader().setDefaultSectionSize(view.fontMetrics().height() + 8)
     header = view.horizontalHeader()
@@ -69,4 +72,23 @@ def table_view(model: TextTable, name: str, chars: tuple[int, ...]) -> QTableVie
     wide = view.fontMetrics().horizontalAdvance("0")
     for section, count in enumerate(chars):
         header.resizeSection(section, wide * count)
+    header.setMinimumSectionSize(wide * 6)
+    FilledColumn(view, stretch, wide * chars[stretch])
     return view
+
+
+class FilledColumn(QObject):
+    """Keeps one column as wide as the view leaves room for, and no narrower than `least_px`."""
+
+    def __init__(self, view: QTableView, column: int, least_px: int) -> None:
+        super().__init__(view)
+        self._view, self._column, self._least_px = view, column, least_px
+        view.viewport().installEventFilter(self)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.Resize:
+            header = self._view.horizontalHeader()
+            others = header.length() - header.sectionSize(self._column)
+            room = self._view.viewport().width() - others
+            header.resizeSection(self._column, max(self._least_px, room))
+        return super().eventFilter(watched, event)

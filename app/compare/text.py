@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from app.format import NONE, number, percent, significant
-from engine.api import CompareReport, KernelDelta, SideFigures
+from engine.api import CompareReport, KernelDelta
 
 GLYPHS = {
     "better": "▲",
@@ -27,7 +27,7 @@ def headline(report: CompareReport) -> str:
     """The verdict in a few words, with the size of the effect where there is one."""
     words = _HEADLINES.get(report.verdict, report.verdict)
     if report.verdict in ("better", "worse") and report.ratio_median is not None:
-        words += f" by {abs(100 * (report.ratio_median - 1)):.2f} %"
+        words += f" by {significant(abs(100 * (report.ratio_median - 1)))} %"
     return f"{GLYPHS.get(report.verdict, '○')}  {words}"
 
 
@@ -35,10 +35,15 @@ def evidence(report: CompareReport) -> str:
     """The pairs behind the verdict, in one line."""
     parts = [f"{report.n_pairs} of {report.planned_pairs} pairs"]
     if report.p_signflip is not None:
-        parts.append(f"sign-flip p {report.p_signflip:.3f}")
+        parts.append(f"sign-flip p {probability(report.p_signflip)}")
     if report.signs:
         parts.append(f"signs {report.signs} (+: B took longer)")
     return " · ".join(parts)
+
+
+def probability(p: float) -> str:
+    """Three decimals; never "0.000"."""
+    return f"{p:.3f}" if p >= 0.001 else "< 0.001"
 
 
 def tokens_line(report: CompareReport) -> str:
@@ -92,16 +97,43 @@ def kernel_rows(kernels: tuple[KernelDelta, ...]) -> list[tuple[str, str, str, s
     ]
 
 
-def switches(figures: SideFigures | None) -> str:
+def workload_rows(report: CompareReport) -> list[tuple[str, ...]]:
+    """A line a class of prompts: pairs, both sides, difference, its interval, p, signs, tokens."""
+    return [
+        (
+            row.workload,
+            str(row.n_pairs),
+            number(row.base_ms_per_round, 3),
+            number(row.candidate_ms_per_round, 3),
+            signed(100 * (row.ratio_median - 1)),
+            NONE
+            if row.ci95_low_pct is None or row.ci95_high_pct is None
+            else f"{row.ci95_low_pct:+.2f} to {row.ci95_high_pct:+.2f}",
+            probability(row.p_signflip),
+            row.signs,
+            "same" if row.tokens_identical else "differ",
+        )
+        for row in report.workloads
+    ]
+
+
+WORKLOAD_HEAD = (
+    "Class", "Pairs", "A, ms a round", "B, ms a round", "B against A", "95 % interval, %", "p", "Signs",
+    "Tokens",
+)  # fmt: skip
+
+
+def switches(knobs: tuple[tuple[str, str], ...]) -> str:
     """The switches of one side that differ from their defaults."""
-    if figures is None or not figures.knobs:
-        return "all defaults"
-    return ", ".join(f"{name}={value}" for name, value in figures.knobs)
+    return ", ".join(f"{name}={value}" for name, value in knobs) or "all defaults"
 
 
 def request_line(report: CompareReport) -> str:
     """What was compared."""
     request = report.request
+
+    if not request.base and not request.candidate:
+        return "A against A: both sides were the values in effect"
 
     def side(changes) -> str:
         return ", ".join(f"{k}={v}" for k, v in changes) or "values in effect"
@@ -121,11 +153,13 @@ def as_text(report: CompareReport) -> str:
         f"workload {report.request.workload}, {report.request.tokens} tokens; "
         f"{report.seconds:.0f} s",
         f"noise floor: {report.noise_source}" if report.noise_source else "",
-        f"switches of A: {switches(report.base)}",
-        f"switches of B: {switches(report.candidate)}",
+        f"switches of A: {switches(report.base_knobs)}",
+        f"switches of B: {switches(report.candidate_knobs)}",
         "",
     ]
     lines += _table(("figure", "A", "B", "B against A"), figure_rows(report))
+    if report.workloads:
+        lines += ["", *_table(WORKLOAD_HEAD, workload_rows(report))]
     if report.kernels:
         lines += [
             "",
@@ -137,7 +171,7 @@ def as_text(report: CompareReport) -> str:
     return "\n".join(line for line in lines if line is not None).rstrip() + "\n"
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, str, str, str]]) -> list[str]:
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
     table = [head, *rows]
     widths = [max(len(row[column]) for row in table) for column in range(len(head))]
     return [

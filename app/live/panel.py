@@ -149,6 +149,8 @@ class LivePanel(QWidget):
             self._figures_due_s = at_s + FIGURES_EVERY_S
             self._show_now(snapshot)
             self._show_figures(snapshot)
+        if snapshot.state == "comparing":
+            return  # what an A/B times is not to be slowed by curves; they are drawn at its end
         due_s = self._plots_due_s if self._has_news else self._quiet_plots_due_s
         if at_s >= due_s:
             self._plots_due_s = at_s + PLOTS_EVERY_S

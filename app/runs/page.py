@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from PySide6.QtCore import Qt, Signal, Slot
+from PySide6.QtCore import QItemSelectionModel, Qt, Signal, Slot
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QFileDialog,
     QHBoxLayout,
     QInputDialog,
     QLabel,
+    QLineEdit,
     QMessageBox,
     QPushButton,
+    QScrollArea,
     QSplitter,
     QStackedWidget,
     QVBoxLayout,
@@ -21,7 +24,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.bridge import Bridge
-from app.compare.report import ReportView, copy_button
+from app.compare.report import ReportView
 from app.compare.table import TextTable, table_view
 from app.errors import ErrorPlace
 from app.runs.text import COLUMNS, bench_rows, difference_rows, summary_row
@@ -29,7 +32,9 @@ from app.theme import Theme
 from engine.api import RunRecord, RunSummary
 
 _PAGE = 200  # runs read at a time
+_LONGEST_LABEL = 200
 _EMPTY = "Runs appear here: start one on the compare page, or with `rondo ab` and `rondo bench`."
+_WHOLE_ROW = QItemSelectionModel.SelectionFlag.Select | QItemSelectionModel.SelectionFlag.Rows
 _CHOOSE = "Choose a run to read it; choose two to see what differs."
 
 
@@ -57,12 +62,23 @@ class RunsPage(QWidget):
         self.errors = ErrorPlace(lambda: bridge.snapshot)
         column.addWidget(self.errors)
         self.model = TextTable(COLUMNS, self, words=len(COLUMNS))
-        self.list = table_view(self.model, "Stored runs", (18, 9, 16, 40, 18))
+        self.list = table_view(self.model, "Stored runs", (18, 9, 16, 30, 14), stretch=3)
+        self.list.setMinimumHeight(5 * self.list.verticalHeader().defaultSectionSize())
         self.list.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         self.list.selectionModel().selectionChanged.connect(self._on_selection)
+        self.older_button = QPushButton("Show older runs")
+        self.older_button.clicked.connect(self._show_older)
+        above = QWidget()
+        upper = QVBoxLayout(above)
+        upper.setContentsMargins(0, 0, 0, 0)
+        upper.setSpacing(4)
+        upper.addWidget(self.list, 1)
+        upper.addWidget(self.older_button, 0, Qt.AlignmentFlag.AlignLeft)
+        self._above = above
         self._split = QSplitter(Qt.Orientation.Vertical)
         self._split.setChildrenCollapsible(False)
-        self._split.addWidget(self.list)
+        self._split.setHandleWidth(9)
+        self._split.addWidget(above)
         self._split.addWidget(self._make_detail(theme))
         self._split.setStretchFactor(0, 1)
         self._split.setStretchFactor(1, 2)
@@ -70,6 +86,7 @@ class RunsPage(QWidget):
         column.addWidget(self._split, 1)
         bridge.busy_changed.connect(self._refresh_buttons)
         bridge.loaded.connect(self._refresh_buttons)
+        self.setFocusProxy(self.list)
         self._refresh_buttons()
 
     def _make_header(self) -> QHBoxLayout:
@@ -84,7 +101,7 @@ class RunsPage(QWidget):
         self.delete_button = QPushButton("Delete…")
         self.label_button.clicked.connect(self._ask_label)
         self.rerun_button.clicked.connect(self._rerun)
-        self.export_button.clicked.connect(self._choose_folder)
+        self.export_button.clicked.connect(self.choose_folder)
         self.delete_button.clicked.connect(self._ask_delete)
         for button in (
             self.label_button, self.rerun_button, self.export_button, self.delete_button
@@ -98,11 +115,16 @@ class RunsPage(QWidget):
         self.words.setWordWrap(True)
         self.words.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.report = ReportView(theme)
-        reading = QWidget()
-        column = QVBoxLayout(reading)
-        column.setContentsMargins(0, 8, 0, 0)
+        reading = QScrollArea()
+        reading.setWidgetResizable(True)
+        reading.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        reading.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        body = QWidget()
+        body.setObjectName("scrollBody")
+        column = QVBoxLayout(body)
+        column.setContentsMargins(0, 8, 8, 0)
         column.addWidget(self.report, 1)
-        column.addWidget(copy_button(self.report), 0, Qt.AlignmentFlag.AlignLeft)
+        reading.setWidget(body)
         self._bench = TextTable(("Case", "Engine", "ms", "tok/s", "GB/s"), self, words=2)
         self._differences = TextTable(("Value", "First", "Second", "Change"), self)
         self.detail = QStackedWidget()
@@ -123,16 +145,32 @@ class RunsPage(QWidget):
     def reload(self) -> None:
         """Read the list anew; a selection of runs that are still there is kept."""
         kept = set(self.selected())
-        if not self._try(self._read):
-            return
+        shown = max(_PAGE, len(self._summaries))
+        found: list[RunSummary] = []
+        if self._try(lambda: found.extend(self._bridge.runs(limit=shown + 1))):
+            self._list(found, shown, kept)
+
+    @Slot()
+    def _show_older(self) -> None:
+        found = list(self._summaries)
+        more = partial(self._bridge.runs, offset=len(found), limit=_PAGE + 1)
+        if self._try(lambda: found.extend(more())):
+            self._list(found, len(self._summaries) + _PAGE, set(self.selected()))
+
+    def _list(self, found: list[RunSummary], shown: int, kept: set[str]) -> None:
+        """Show the first `shown` of the runs that were read; one more tells that there are older ones."""
+        self._summaries = tuple(found[:shown])
+        self.older_button.setVisible(len(found) > shown)
+        self._above.setVisible(bool(self._summaries))
+        chooser = self.list.selectionModel()
+        blocked = chooser.blockSignals(True)
         self.model.set_rows([summary_row(summary) for summary in self._summaries])
         for number, summary in enumerate(self._summaries):
             if summary.run_id in kept:
-                self.list.selectRow(number)
+                chooser.select(self.model.index(number, 0), _WHOLE_ROW)
+        chooser.blockSignals(blocked)
+        self.list.viewport().update()
         self._on_selection()
-
-    def _read(self) -> None:
-        self._summaries = self._bridge.runs(limit=_PAGE)
 
     def selected(self) -> tuple[str, ...]:
         """Ids of the selected runs, in the order of the list."""
@@ -198,6 +236,7 @@ class RunsPage(QWidget):
         dialog.setWindowTitle("Label of the run")
         dialog.setLabelText("Label")
         dialog.setTextValue(before)
+        dialog.findChild(QLineEdit).setMaxLength(_LONGEST_LABEL)
         dialog.textValueSelected.connect(self.set_label)
         self._open(dialog)
 
@@ -229,7 +268,10 @@ class RunsPage(QWidget):
         self.reload()
 
     @Slot()
-    def _choose_folder(self) -> None:
+    def choose_folder(self) -> None:
+        """Ask where the selected runs go, as CSV."""
+        if not self.export_button.isEnabled():
+            return
         dialog = QFileDialog(self, "Export the CSV files into a folder")
         dialog.setFileMode(QFileDialog.FileMode.Directory)
         dialog.setOption(QFileDialog.Option.ShowDirsOnly)
