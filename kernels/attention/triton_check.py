@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Checks of attention in Triton: preparation, the cache, rows alone and in a batch, tree nodes as chains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kernels.attention.reference import attention
+from kernels.attention.triton import AttentionWork, attend, attend_prefill
+from kernels.checks import CheckResult
+from kernels.elementwise.triton import output_gate
+from kernels.kv_cache.triton import move_rows
+from kernels.rms_norm.reference import rms_norm
+from kernels.rope.native import rope_table
+from kernels.rope.reference import apply_rope, rope_tables
+from kernels.rope.triton import attention_prepare
+from kernels.triton_checks import PARENTS, Bench, path_of
+
+if TYPE_CHECKING:
+    from kernels.cuda_build import CudaLibrary
+
+EPS = 1e-6
+THETA = 1e7
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Heads of a case and the positions of its cache."""
+
+    query: int
+    key: int
+    dim: int
+    rotary: int
+    capacity: int
+
+
+CASES = (Heads(6, 2, 32, 8, 1088), Heads(24, 4, 256, 64, 40960))
+STARTS = (0, 1, 300, 509, 4096, 33000)
+ROWS = (1, 8, 17, 32)
+
+
+def check(
+    library: CudaLibrary,
+    *,
+    seed: int = 0,
+    cases: tuple[Heads, ...] = CASES,
+    starts: tuple[int, ...] = STARTS,
+    batches: tuple[int, ...] = ROWS,
+) -> Iterator[CheckResult]:
+    """Every case: preparation and cache, then rows and trees from every start that fits."""
+    for heads in cases:
+        bench = Bench("attention", library, seed)
+        yield from _prepared(bench, heads)
+        yield from _moved(bench, heads)
+        case = _Case(bench, heads)
+        for start in starts:
+            if start + max(batches) <= heads.capacity:
+                yield from case.chain(start, batches)
+                yield from case.tree(start)
+        yield from case.prefill()
+        yield from case.faults()
+
+
+def _prepared(bench: Bench, h: Heads) -> Iterator[CheckResult]:
+    rows, start = 6, 7
+    q = bench.random(rows, h.query * 2 * h.dim)
+    k, v = bench.random(rows, h.key * h.dim), bench.random(rows, h.key * h.dim, salt=1)
+    q_weight, k_weight = bench.random(h.dim, salt=2) * 0.1, bench.random(h.dim, salt=3) * 0.1
+    table = rope_table(h.capacity, h.rotary, THETA).to(bench.device)
+    parents = (-1, 0, 1, 1, 0, 4)
+    _, depths = bench.paths(parents)
+    for tree in (False, True):
+        keys, values = (bench.empty(h.key, h.capacity, h.dim) for _ in range(2))
+        q_out = bench.empty(rows, h.query, h.dim)
+        attention_prepare(
+            q, k, v, q_weight, k_weight, table, bench.ints(start), q_out, keys, values,
+            eps=EPS, rows=rows, depths=depths if tree else None,
+        )  # fmt: skip
+        level = depths[:rows].cpu() if tree else torch.arange(rows)
+        cos, sin = rope_tables(start + level, h.rotary, THETA, torch.bfloat16)
+        cos, sin = cos.to(bench.device), sin.to(bench.device)
+        queries = rms_norm(q.view(rows, h.query, 2, h.dim)[:, :, 0], q_weight, EPS)
+        label = f"{h.query} heads of {h.dim}, {'tree' if tree else 'chain'}"
+        here = slice(start, start + rows)
+        # A norm off by one unit moves both products of the rotation.
+        exact = apply_rope(queries, cos, sin)
+        yield bench.near(f"{label}: queries", q_out, exact, ulps=3, slack=2e-2)
+        yield bench.unnoticed(
+            "base of the rotation x 10",
+            bench.near(
+                "", q_out, _turned(queries, start + level, h.rotary, bench), ulps=3, slack=2e-2
+            ),
+        )
+        exact = apply_rope(rms_norm(k.view(rows, h.key, h.dim), k_weight, EPS), cos, sin)
+        got = keys[:, here].transpose(0, 1).contiguous()
+        yield bench.near(f"{label}: keys", got, exact, ulps=3, slack=2e-2)
+        stored = values[:, here].transpose(0, 1).reshape(rows, -1)
+        yield bench.same(f"{label}: values", stored, v)
+        around = torch.cat((keys[:, :start], keys[:, start + rows :], values[:, start + rows :]), 1)
+        yield bench.holds(f"{label}: wrote elsewhere", bool(around.isnan().all()))
+    attention_prepare(
+        q, k, v, q_weight, k_weight, table, bench.ints(h.capacity - 2), q_out, keys, values,
+        eps=EPS, rows=rows,
+    )  # fmt: skip
+    lost = q_out[2:].isnan().all() and not q_out[:2].isnan().any()
+    yield bench.holds("rows past the cache must give NaN queries, and they alone", bool(lost))
+
+
+def _turned(queries: Tensor, positions: Tensor, rotary: int, bench: Bench) -> Tensor:
+    cos, sin = rope_tables(positions, rotary, 10 * THETA, torch.bfloat16)
+    return apply_rope(queries, cos.to(bench.device), sin.to(bench.device))
+
+
+def _moved(bench: Bench, h: Heads) -> Iterator[CheckResult]:
+    keys, values = (bench.random(2 * h.key, 64, h.dim, salt=salt) for salt in (1, 2))
+    for rows in ([], [0, 1], [0, 2, 3, 7], list(range(1, 32))):
+        moved = keys.clone(), values.clone()
+        start = 20 + len(rows)
+        move_rows(
+            *moved,
+            bench.ints(*rows, *[9] * (32 - len(rows))),
+            bench.ints(len(rows)),
+            bench.ints(start),
+        )
+        for got, before in zip(moved, (keys, values), strict=True):
+            wanted = before.clone()
+            wanted[:, 20:start] = before[:, [20 + r for r in rows]]
+            yield bench.same(f"rows {rows} moved", got, wanted)
+
+
+class _Case:
+    """A filled cache and what rows see in it."""
+
+    def __init__(self, bench: Bench, heads: Heads) -> None:
+        self.bench, self.h = bench, heads
+        shape = (heads.key, heads.capacity, heads.dim)
+        self.keys, self.values = bench.random(*shape, salt=1), bench.random(*shape, salt=2)
+        self.scale = heads.dim**-0.5
+        self.label = f"{heads.query} heads of {heads.dim}"
+
+    def run(
+        self,
+        q: Tensor,
+        start: int,
+        tree: tuple[Tensor, Tensor] | None = None,
+        keys: Tensor | None = None,
+        values: Tensor | None = None,
+        gated: Tensor | None = None,
+    ) -> Tensor:
+        h, rows = self.h, len(q)
+        longest = h.capacity
+        work = AttentionWork.empty(
+            rows=rows, heads=h.query, dim=h.dim, longest=longest, device=self.bench.device
+        )
+        for part in (work.m, work.total, work.acc):
+            part.fill_(float("nan"))
+        out = self.bench.empty(rows, h.query * h.dim)
+        paths, depths = tree or self.bench.paths()
+        attend(
+            q.contiguous(), self.keys if keys is None else keys, self.values if values is None else values,
+            out, self.bench.ints(start), paths, depths, work,
+            scale=self.scale, rows=rows, longest=longest, gated=gated,
+        )  # fmt: skip
+        return out
+
+    def exact(self, q: Tensor, start: int, keys: Tensor | None = None) -> Tensor:
+        """float64 on the CPU."""
+        length = start + len(q)
+        stored = self.keys if keys is None else keys
+        k, v = (t[:, :length].transpose(0, 1).double().cpu() for t in (stored, self.values))
+        return attention(q.double().cpu(), k, v, start, self.scale).reshape(len(q), -1)
+
+    def bounded(self, got: Tensor, exact: Tensor) -> CheckResult:
+        # Probabilities are rounded to bf16: half a unit each, against the largest value.
+        return self.bench.near(self.label, got, exact, slack=2.0**-8 * 4)
+
+    def chain(self, start: int, batches: tuple[int, ...]) -> Iterator[CheckResult]:
+        q = self.bench.random(max(batches), self.h.query, self.h.dim, salt=start)
+        together = {rows: self.run(q[:rows], start) for rows in batches}
+        yield self.bounded(together[max(batches)], self.exact(q, start))
+        for rows, got in together.items():
+            for row in sorted({0, rows - 1}):
+                alone = self.run(q[row : row + 1], start + row)
+                what = f"{self.label}: row {row} of {rows} from {start} and the row alone"
+                yield self.bench.same(what, got[row : row + 1], alone, rows=True)
+
+    def tree(self, start: int) -> Iterator[CheckResult]:
+        paths, depths = self.bench.paths(PARENTS)
+        q = self.bench.random(len(PARENTS), self.h.query, self.h.dim, salt=start)
+        got = self.run(q, start, (paths, depths))
+        for node in (0, 3, 5, 6, 9, 11):
+            path = path_of(paths, node)
+            keys, values = self.keys.clone(), self.values.clone()
+            for stored, source in ((keys, self.keys), (values, self.values)):
+                stored[:, start : start + len(path)] = source[:, [start + n for n in path]]
+            alone = self.run(q[node : node + 1], start + len(path) - 1, None, keys, values)
+            what = f"{self.label}: node {node} from {start} and plain decoding of its path"
+            yield self.bench.same(what, got[node : node + 1], alone, rows=True)
+
+    def prefill(self) -> Iterator[CheckResult]:
+        for first, rows in ((0, 40), (21, 19)):
+            q = self.bench.random(rows, self.h.query, self.h.dim, salt=first)
+            out = self.bench.empty(rows, self.h.query, self.h.dim)
+            attend_prefill(q, self.keys, self.values, out, first=first, scale=self.scale)
+            yield self.bounded(out.view(rows, -1), self.exact(q, first))
+
+    def faults(self) -> Iterator[CheckResult]:
+        start, rows = 40, 3
+        q = self.bench.random(rows, self.h.query, self.h.dim)
+        got = self.run(q, start)
+        pages = self.keys.clone()
+        pages[:, :16], pages[:, 16:32] = self.keys[:, 16:32], self.keys[:, :16]
+        yield self.bench.unnoticed(
+            "two pages of keys swapped", self.bounded(got, self.exact(q, start, pages))
+        )
+        yield self.bench.unnoticed("split off by one", self.bounded(got, self.exact(q, start - 1)))
+        gated = self.bench.random(rows, self.h.query * 2 * self.h.dim)
+        output_gate(got, gated, got, rows=rows, dim=self.h.dim)
+        yield self.bench.same(
+            f"{self.label}: gate in the same launch", self.run(q, start, gated=gated), got
+        )
+        unseen = self.keys.clone()
+        unseen[:, start + rows :] = float("nan")
+        again = self.run(q, start, keys=unseen)
+        yield self.bench.same(
+            f"{self.label}: positions past the rows are read", again, self.run(q, start)
+        )

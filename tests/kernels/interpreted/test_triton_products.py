@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The matrix products in the interpreter: bounds, rows alone and in a batch, faults, the sweep of settings."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.bf16_linear.triton import linear
+from kernels.fp8_linear import triton_check as check
+from kernels.fp8_linear.tiles import DEFAULT, SWEEP_ROWS, Fp8Tile, sweep
+from kernels.fp8_linear.triton import linear_blocks, linear_rows
+from kernels.nvfp4_linear.check import random_weight
+from kernels.nvfp4_linear.cuda import place_nvfp4
+from kernels.nvfp4_linear.triton import linear_chunk
+
+
+def test_products(library: object) -> None:
+    results = list(
+        check.check(
+            library,
+            shapes=((48, 272),),
+            chunk_shapes=((48, 256),),
+            chunk_rows=(33, 70),
+            kinds=("gaussian", "outliers", "zero_rows"),
+        )
+    )
+    assert [result.reason for result in results if not result.ok] == []
+    assert {result.kernel for result in results if result.row_invariant} == {
+        "fp8_linear",
+        "bf16_linear",
+    }
+
+
+def operands(rows: int = 2) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x = torch.ones(rows, 144).bfloat16()
+    codes = torch.ones(16, 144).to(torch.float8_e4m3fn)
+    return x, codes, torch.ones(1, 2).bfloat16(), torch.empty(rows, 16).bfloat16()
+
+
+def test_a_wrong_operand_is_named() -> None:
+    x, codes, scale, out = operands()
+    with pytest.raises(ValueError, match=r"scale_inv must be .* \[1, 2\]"):
+        linear_blocks(x, codes, scale[:, :1], out, rows=2)
+    with pytest.raises(ValueError, match="1 to 65536 rows, got 0"):
+        linear_blocks(x, codes, scale, out, rows=0)
+    with pytest.raises(ValueError, match="must divide 128, got 96"):
+        linear_blocks(x, codes, scale, out, rows=2, tile=Fp8Tile(bn=96))
+    with pytest.raises(ValueError, match=r"scale must be .* \[16\]"):
+        linear_rows(x, codes, scale.flatten(), out, rows=2)
+    with pytest.raises(ValueError, match="1 to 32 rows, got 33"):
+        linear(x, torch.ones(16, 144).bfloat16(), out, rows=33)
+    weight = place_nvfp4([random_weight(16, 128, 1)], "cpu")
+    with pytest.raises(ValueError, match="x must be"):
+        linear_chunk(weight, x, out, rows=2)
+
+
+def test_a_sweep_keeps_only_settings_with_the_same_bits() -> None:
+    x, codes, scale, _ = operands(max(SWEEP_ROWS))
+    fast, other = Fp8Tile(bn=32), Fp8Tile(bn=128)
+
+    def run(rows: int, tile: Fp8Tile) -> Tensor:
+        out = torch.empty(rows, 16).bfloat16()
+        linear_blocks(x[:rows], codes, scale, out, rows=rows, tile=tile)
+        return out + 1 if tile == other and rows == 24 else out
+
+    speeds = {DEFAULT: 10.0, fast: 9.0, other: 1.0}
+    best, us, refused = sweep(run, lambda rows, tile: speeds[tile], tiles=(DEFAULT, fast, other))
+    assert (best, refused) == (fast, [other])
+    assert us == pytest.approx(9.0)
+    speeds[fast] = 9.95  # less than a hundredth is no gain
+    assert sweep(run, lambda rows, tile: speeds[tile], tiles=(fast,))[0] == DEFAULT

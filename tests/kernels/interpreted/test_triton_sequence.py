@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Attention and the gated delta rule in the interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton.language as tl
+
+from kernels.attention import triton as attention
+from kernels.attention import triton_check as attention_check
+from kernels.gated_delta import triton_check as delta_check
+from kernels.gated_delta.triton import Accepted, DeltaFactors, walk
+
+
+@pytest.fixture
+def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of 64 positions, so that a short cache has several."""
+    monkeypatch.setattr(attention, "_FIRST", tl.constexpr(64))
+    monkeypatch.setattr(attention, "FIRST_CHUNK", 64)
+
+
+def test_attention(library: object, short_chunks: None) -> None:
+    heads = attention_check.Heads(4, 2, 16, 8, 128)
+    results = list(
+        attention_check.check(library, cases=(heads,), starts=(61,), batches=(1, 2, 9, 17, 32))
+    )
+    assert [result.reason for result in results if not result.ok] == []
+    assert any(result.row_invariant for result in results)
+
+
+def test_the_chunks_end_at_the_same_places_for_every_length() -> None:
+    bounds = attention.chunk_bounds(262144)
+    assert len(bounds) == 96
+    assert bounds[-1][1] == 262144
+    assert all(left[1] == right[0] for left, right in zip(bounds, bounds[1:], strict=False))
+    assert bounds[:36] == attention.chunk_bounds(20000)
+    assert attention.chunk_bounds(16385)[32] == (16384, 17408)
+
+
+def test_gated_delta(library: object) -> None:
+    heads = delta_check.Heads(2, 4, 16, 16)
+    results = list(
+        delta_check.check(library, cases=(heads,), batches=(1, 2, 14), prompt=40, alike=(0.05,))
+    )
+    assert [result.reason for result in results if not result.ok] == []
+    assert any(result.row_invariant for result in results)
+
+
+def test_a_wrong_operand_is_named() -> None:
+    factors = [
+        DeltaFactors.empty(
+            rows=4, key_heads=1, value_heads=2, key_dim=16, value_dim=16, device="cpu"
+        )
+        for _ in range(2)
+    ]
+    none = Accepted(torch.zeros(1, dtype=torch.int32), torch.zeros(32, dtype=torch.int32))
+    state, q, beta = torch.zeros(2, 16, 16), torch.zeros(4, 1, 16), torch.zeros(4, 2)
+    v, out = torch.zeros(4, 32).bfloat16(), torch.zeros(4, 32).bfloat16()
+
+    def call(**changed: object) -> None:
+        arguments = {
+            "state": state,
+            "q": q,
+            "factors": factors[0],
+            "v": v,
+            "beta": beta,
+            "out": out,
+        }
+        arguments |= {"rows": 4, "advance": False, "accepted": none, "accepted_factors": factors[1]}
+        walk(**(arguments | changed))
+
+    for changed, message in (
+        ({"rows": 5}, r"rows must lie in 1\.\.4"),
+        ({"accepted_factors": factors[0]}, "other pass's factors"),
+        ({"v": v.float()}, "v must be torch.bfloat16"),
+        ({"state": torch.zeros(2, 24, 16), "q": torch.zeros(4, 1, 24)}, "power of two"),
+        ({"depths": torch.zeros(32, dtype=torch.int32)}, "come together"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call(**changed)
