@@ -140,6 +140,7 @@ class Window(QMainWindow):
     # Pages.
 
     def _show_page(self, page: str) -> None:
+        held = self.focusWidget()
         self.page = page
         self._pages.setVisible(page != "live")
         if page != "live":
@@ -149,13 +150,10 @@ class Window(QMainWindow):
             button.setChecked(name == page)
         self.actions_by_name["panel"].setChecked(self._panel_wanted)
         self.actions_by_name["panel"].setEnabled(page != "live")
-        self._focus_page(self._page_widgets.get(page, self.live))
-
-    def _focus_page(self, page: QWidget) -> None:
-        """The keyboard follows the eye, unless it walks along the rail or is on the page already."""
-        held = self.focusWidget()
-        if held not in self.rail_buttons.values() and not (held and page.isAncestorOf(held)):
-            page.setFocus()
+        # The keyboard follows the eye, unless it walks along the rail or is on the page already.
+        shown = self._page_widgets.get(page, self.live)
+        if held not in self.rail_buttons.values() and not (held and shown.isAncestorOf(held)):
+            shown.setFocus()
 
     @Slot()
     def show_chat(self) -> None:

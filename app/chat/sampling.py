@@ -158,8 +158,7 @@ def _whole(low: int, high: int, tip: str) -> QSpinBox:
 
 
 def _shape(box, tip: str):
-    box.setToolTip(f"{tip}. Up, Down and the wheel change it.")
-    box.setButtonSymbols(box.ButtonSymbols.NoButtons)
+    box.setToolTip(f"{tip}.")
     box.setAlignment(Qt.AlignmentFlag.AlignRight)
     box.setMinimumWidth(120)
     return box

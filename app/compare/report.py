@@ -76,6 +76,7 @@ class ReportView(QWidget):
     def clear(self) -> None:
         """Nothing to show."""
         self.report = None
+        self.plot.show()
         self.plot.set_pairs((), planned=1)
         self._figures.set_rows([])
         self._kernels.set_rows([])
@@ -107,6 +108,7 @@ class ReportView(QWidget):
             label.setText(words)
             label.setVisible(bool(words))
         self.plot.set_pairs(report.pairs, planned=max(report.planned_pairs, 1))
+        self.plot.setVisible(bool(report.pairs))
         median = None if report.ratio_median is None else 100 * (report.ratio_median - 1)
         self.plot.set_verdict(
             median, report.ci95_low_pct, report.ci95_high_pct, report.noise_floor_pct

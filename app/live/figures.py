@@ -8,7 +8,7 @@ from PySide6.QtGui import QFontMetrics, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.format import NONE
-from app.theme import Theme
+from app.theme import DRAFTER_TOKENS, Theme
 
 
 class Figure(QWidget):
@@ -130,6 +130,52 @@ class SplitBar(QWidget):
             painter.drawText(
                 left + 11, 18 + self._line_px, int(cell) - 12, self._line_px + 2, 0, text
             )
+
+
+class DrafterLine(QWidget):
+    """Which drafter the last rounds came from: a square, a name and a share for each, in fixed places."""
+
+    NAMES = ("none", "MTP", "lookup", "block")
+
+    def __init__(self, theme: Theme, parent=None) -> None:
+        super().__init__(parent)
+        self._theme = theme
+        self._texts = [NONE] * len(self.NAMES)
+        self._dim = True
+        self._font = theme.ui_font(0.88)
+        self._line_px = QFontMetrics(self._font).height()
+        self.setFixedHeight(2 * self._line_px + 2)
+        self.setMinimumWidth(240)
+        self.setAccessibleName("Drafters of the last rounds")
+
+    @property
+    def texts(self) -> list[str]:
+        return list(self._texts)
+
+    def set_counts(self, counts: tuple[int, ...], *, dim: bool) -> None:
+        """Rounds of each drafter, in the order of the names."""
+        total = sum(counts)
+        texts = [f"{100 * n / total:.0f} %" if total else NONE for n in counts]
+        if texts == self._texts and dim == self._dim:
+            return
+        self._texts, self._dim = texts, dim
+        said = ", ".join(f"{n} {t}" for n, t in zip(self.NAMES, texts, strict=True))
+        self.setAccessibleName(f"Drafters of the last rounds: {said}")
+        self.update()
+
+    def paintEvent(self, _event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setFont(self._font)
+        cell = self.width() / len(self.NAMES)
+        for index, (name, text) in enumerate(zip(self.NAMES, self._texts, strict=True)):
+            left = round(index * cell)
+            square = QRect(left, self._line_px // 2 - 4, 7, 7)
+            painter.fillRect(square, self._theme.qcolor(DRAFTER_TOKENS[index]))
+            wide = int(cell) - 12
+            painter.setPen(self._theme.qcolor("dim"))
+            painter.drawText(left + 11, 0, wide, self._line_px, 0, name)
+            painter.setPen(self._theme.qcolor("dim" if self._dim else "text"))
+            painter.drawText(left + 11, self._line_px, wide, self._line_px + 2, 0, text)
 
 
 class Gauge(QWidget):

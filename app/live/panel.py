@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
 
 from app.bridge import Bridge
 from app.format import NONE, grouped, number, percent, significant
-from app.live.figures import Figure, Gauge, SplitBar
+from app.live.figures import DrafterLine, Figure, Gauge, SplitBar
 from app.live.now import now
 from app.live.plots import CurvePlot
 from app.live.series import PARTS, PrefillRate, RoundSeries
@@ -79,6 +79,9 @@ class LivePanel(QWidget):
         column.addWidget(_caption("Where a round goes, ms (mean of the last 2 s)"))
         self.split = SplitBar(theme, PARTS)
         column.addWidget(self.split)
+        column.addWidget(_caption("Who drafted (rounds of the last 2 s)"))
+        self.drafters = DrafterLine(theme)
+        column.addWidget(self.drafters)
         self.context = Gauge(theme, "Context, tok")
         column.addWidget(self.context)
         bridge.rounds.connect(self._on_rounds)
@@ -200,9 +203,8 @@ class LivePanel(QWidget):
         per_round = NONE if found.tokens_per_round is None else f"{found.tokens_per_round:.2f}"
         rounds = f"over {grouped(found.rounds)} rounds" if found.rounds else ""
         self.per_round.set_value(per_round, rounds, dim=dim)
-        self.round_ms.set_value(
-            significant(found.round_ms), "mean" if found.rounds else "", dim=dim
-        )
+        rows = f"mean, {found.rows_per_round:.1f} rows" if found.rounds else ""
+        self.round_ms.set_value(significant(found.round_ms), rows, dim=dim)
         drafted = ""
         if found.drafted_per_round:
             drafted = f"{found.accepted_per_round:.2f} of {found.drafted_per_round:.2f} drafted"
@@ -215,6 +217,7 @@ class LivePanel(QWidget):
                 note = f"{100 * found.read_gbps / roof:.0f} % of {place} {significant(roof)}"
         self.read.set_value(significant(found.read_gbps), note, dim=dim)
         self.split.set_parts(found.parts_ms, dim=dim)
+        self.drafters.set_counts(found.drafters, dim=dim)
         limit = snapshot.context_limit
         share = snapshot.context_tokens / limit if limit else 0.0
         text = f"{grouped(snapshot.context_tokens)} of {grouped(limit)}" if limit else NONE

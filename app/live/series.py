@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.api import ROUND_DTYPE
+from engine.api import DRAFTERS, ROUND_DTYPE
 
 WINDOW_S = 2.0
 SPAN_S = 300.0
@@ -31,6 +31,8 @@ class Figures:
     read_gbps: float | None = None
     parts_ms: tuple[float, ...] | None = None
     rounds: int = 0
+    drafters: tuple[int, ...] = (0,) * len(DRAFTERS)  # rounds of each, in the order of DRAFTERS
+    rows_per_round: float = 0.0  # of a verify pass, the anchor included
 
 
 def figures(rows: np.ndarray) -> Figures:
@@ -53,6 +55,10 @@ def figures(rows: np.ndarray) -> Figures:
         read_gbps=int(rows["bytes_read"].sum()) / total_ms / 1e6 if total_ms > 0 else None,
         parts_ms=(*named, max(0.0, total_ms / count - sum(named))),
         rounds=count,
+        drafters=tuple(
+            np.bincount(rows["drafter"], minlength=len(DRAFTERS))[: len(DRAFTERS)].tolist()
+        ),
+        rows_per_round=float(rows["rows"].mean(dtype=np.float64)),
     )
 
 

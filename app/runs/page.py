@@ -35,6 +35,7 @@ _PAGE = 200  # runs read at a time
 _LONGEST_LABEL = 200
 _EMPTY = "Runs appear here: start one on the compare page, or with `rondo ab` and `rondo bench`."
 _WHOLE_ROW = QItemSelectionModel.SelectionFlag.Select | QItemSelectionModel.SelectionFlag.Rows
+_UNREADABLE = "What is chosen cannot be shown."
 _CHOOSE = "Choose a run to read it; choose two to see what differs."
 
 
@@ -49,6 +50,7 @@ class RunsPage(QWidget):
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self._bridge = bridge
         self._summaries: tuple[RunSummary, ...] = ()
+        self._more = False  # there are older ones
         self._dialog: QFileDialog | QInputDialog | QMessageBox | None = None
         column = QVBoxLayout(self)
         column.setContentsMargins(18, 14, 18, 14)
@@ -62,7 +64,7 @@ class RunsPage(QWidget):
         self.errors = ErrorPlace(lambda: bridge.snapshot)
         column.addWidget(self.errors)
         self.model = TextTable(COLUMNS, self, words=len(COLUMNS))
-        self.list = table_view(self.model, "Stored runs", (18, 9, 16, 30, 14), stretch=3)
+        self.list = table_view(self.model, "Stored runs", (18, 11, 16, 30, 14), stretch=3)
         self.list.setMinimumHeight(5 * self.list.verticalHeader().defaultSectionSize())
         self.list.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         self.list.selectionModel().selectionChanged.connect(self._on_selection)
@@ -139,6 +141,7 @@ class RunsPage(QWidget):
 
     def showEvent(self, event) -> None:
         super().showEvent(event)
+        self._summaries = self._summaries[:_PAGE]
         self.reload()
 
     @Slot()
@@ -157,10 +160,13 @@ class RunsPage(QWidget):
         if self._try(lambda: found.extend(more())):
             self._list(found, len(self._summaries) + _PAGE, set(self.selected()))
 
-    def _list(self, found: list[RunSummary], shown: int, kept: set[str]) -> None:
-        """Show the first `shown` of the runs that were read; one more tells that there are older ones."""
+    def _list(
+        self, found: list[RunSummary], shown: int, kept: set[str], *, more: bool = False
+    ) -> None:
+        """Show the first `shown` of the runs that were read; one beyond them tells of older ones."""
         self._summaries = tuple(found[:shown])
-        self.older_button.setVisible(len(found) > shown)
+        self._more = more or len(found) > shown
+        self.older_button.setVisible(self._more)
         self._above.setVisible(bool(self._summaries))
         chooser = self.list.selectionModel()
         blocked = chooser.blockSignals(True)
@@ -187,13 +193,17 @@ class RunsPage(QWidget):
     def _on_selection(self, *_: object) -> None:
         chosen = self.selected()
         self._refresh_buttons()
+        self.detail.setCurrentIndex(0)
         if len(chosen) == 1:
+            self.words.setText(_UNREADABLE)
             self._try(lambda: self._show_run(self._bridge.run(chosen[0])))
         elif len(chosen) == 2:
+            self.words.setText(_UNREADABLE)
             self._try(lambda: self._show_differences(*chosen))
+        elif chosen:
+            self.words.setText(f"{len(chosen)} runs chosen.")
         else:
             self.words.setText(_CHOOSE if self._summaries else _EMPTY)
-            self.detail.setCurrentIndex(0)
 
     def _show_run(self, record: RunRecord) -> None:
         if record.compare is not None:
@@ -244,8 +254,19 @@ class RunsPage(QWidget):
     def set_label(self, label: str) -> None:
         """Give the selected run another label."""
         for run_id in self.selected()[:1]:
-            self._try(lambda run_id=run_id: self._bridge.label_run(run_id, label.strip()))
-        self.reload()
+            if self._try(lambda run_id=run_id: self._bridge.label_run(run_id, label)):
+                self._read_again(run_id)
+
+    def _read_again(self, run_id: str) -> None:
+        """One line anew; the whole list where runs came or went meanwhile."""
+        at = next(n for n, summary in enumerate(self._summaries) if summary.run_id == run_id)
+        found: list[RunSummary] = []
+        self._try(lambda: found.extend(self._bridge.runs(offset=at, limit=1)))
+        if found and found[0].run_id == run_id:
+            summaries = (*self._summaries[:at], found[0], *self._summaries[at + 1 :])
+            self._list(list(summaries), len(summaries), {run_id}, more=self._more)
+        else:
+            self.reload()
 
     @Slot()
     def _ask_delete(self) -> None:
@@ -263,9 +284,19 @@ class RunsPage(QWidget):
     def delete_selected(self) -> None:
         """Remove the selected runs from the store."""
         chosen = self.selected()
-        self._try(lambda: [self._bridge.delete_run(run_id) for run_id in chosen])
-        self.list.clearSelection()
-        self.reload()
+        gone: set[str] = set()
+
+        def delete() -> None:
+            for run_id in chosen:
+                self._bridge.delete_run(run_id)
+                gone.add(run_id)
+
+        self._try(delete)
+        left = [summary for summary in self._summaries if summary.run_id not in gone]
+        error = self.errors.card
+        self._list(left, len(left), set(), more=self._more)
+        if error is not None:
+            self.errors.show_report(error.report)
 
     @Slot()
     def choose_folder(self) -> None:

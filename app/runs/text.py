@@ -24,7 +24,13 @@ def local_time(iso: str) -> str:
 def summary_row(summary: RunSummary) -> tuple[str, ...]:
     """A line of the list."""
     if summary.damaged:
-        return (local_time(summary.test_time), "damaged", summary.label, summary.damaged, "")
+        return (
+            local_time(summary.test_time),
+            "damaged",
+            summary.label,
+            f"✕ cannot be read: {summary.damaged}",
+            summary.model_name,
+        )
     glyph = GLYPHS.get(summary.verdict, "")
     return (
         local_time(summary.test_time),

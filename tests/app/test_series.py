@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from app.live.series import BIN_S, SPAN_S, PrefillRate, RoundSeries, figures
-from engine.api import ROUND_DTYPE
+from engine.api import DRAFTERS, ROUND_DTYPE
 
 
 def _rows(ends_s, round_ms, tokens=3, drafted=4, accepted=2, read=10**9) -> np.ndarray:
@@ -39,6 +39,21 @@ def test_nothing_measured_is_none() -> None:
     assert figures(_rows([1.0], [10.0], drafted=0, accepted=0)).acceptance_pct is None
     _, tps, _ = RoundSeries().curves(5.0)
     assert np.isnan(tps).all()
+
+
+def test_rounds_are_counted_by_drafter() -> None:
+    rows = _rows([1.0, 1.1, 1.2, 1.3], [10.0] * 4)
+    rows["drafter"] = [DRAFTERS.index(name) for name in ("mtp", "lookup", "mtp", "none")]
+    rows["rows"] = [4, 9, 4, 1]
+    found = figures(rows)
+    assert dict(zip(DRAFTERS, found.drafters, strict=True)) == {
+        "none": 1,
+        "mtp": 2,
+        "lookup": 1,
+        "block": 0,
+    }
+    assert found.rows_per_round == 4.5
+    assert sum(figures(np.zeros(0, ROUND_DTYPE)).drafters) == 0
 
 
 def test_only_the_last_two_seconds_count() -> None:

@@ -491,3 +491,33 @@ def test_nothing_is_cut_off_in_the_smallest_window(console, qtbot) -> None:
     for widget in (*live._figures, live.split, live.context):
         assert widget.height() >= widget.minimumSizeHint().height()
         assert widget.width() >= widget.minimumSizeHint().width()
+
+
+def test_fields_of_the_sampling_show_their_values(console, qtbot) -> None:
+    one = console()
+    popover = one.chat.composer.sampling.popover
+    one.chat.composer.sampling._open()
+    qtbot.wait(20)
+    for field in (popover.temperature, popover.seed, popover.max_tokens):
+        text = field.lineEdit()
+        assert text.width() > text.fontMetrics().horizontalAdvance(text.text())
+    popover.hide()
+
+
+def test_the_figures_of_an_answer_are_readable_in_the_smallest_window(console, qtbot) -> None:
+    one = console(Script(answer="ok", round_ms=3.0))
+    one.window.resize(900, 600)
+    one.ask("hello")
+    qtbot.wait(50)
+    figures = one.answer.figures
+    assert "stopped: end of answer" in figures.text()
+    assert figures.height() >= figures.heightForWidth(figures.width())
+
+
+def test_the_live_panel_says_who_drafted(console, qtbot) -> None:
+    one = console(Script(round_ms=3.0))
+    one.ask("hello")
+    one.wait(lambda: one.window.live.drafters.texts != ["—"] * 4)
+    shares = [int(text.removesuffix(" %")) for text in one.window.live.drafters.texts]
+    assert 99 <= sum(shares) <= 101
+    assert "MTP" in one.window.live.drafters.accessibleName()

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The runs page with an empty store, damaged files, many runs and long labels."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+
+import pytest
+from PySide6.QtCore import Qt
+
+from engine.fake_compare import CompareScript
+from engine.fake_script import Script
+
+CTRL = Qt.KeyboardModifier.ControlModifier
+
+
+@pytest.fixture
+def stored(console: Callable):
+    """Makes a console with one stored A/B, multiplied to `count` runs; returns it and the store's folder."""
+
+    def make(count: int = 1):
+        one = console(Script("compare", compare=CompareScript(round_ms=0.05)))
+        one.window.candidate.mark("QWEN38_VERIFY_GRAPH", "0")
+        form = one.window.compare.form
+        form.pairs.setValue(6)
+        form.tokens.setValue(8)
+        one.window.compare.start()
+        one.wait(lambda: not one.bridge.is_comparing)
+        folder = one.engine._folder / "runs"
+        first = next(path for path in folder.iterdir() if path.name[0].isdigit())
+        for number in range(1, count):
+            shutil.copytree(first, folder / f"20200101T000000Z-{number:06x}")
+        one.window.show_runs()
+        return one, folder
+
+    return make
+
+
+def test_an_empty_store_says_how_runs_come_about(console) -> None:
+    one = console()
+    one.window.show_runs()
+    page = one.window.runs
+    assert "compare page" in page.words.text()
+    assert not page.list.isVisible()
+    assert not page.export_button.isEnabled()
+
+
+def test_older_runs_are_shown_when_asked_and_the_choice_stays(stored) -> None:
+    one, _ = stored(250)
+    page = one.window.runs
+    assert page.model.rowCount() == 200
+    page.list.selectRow(3)
+    chosen = page.selected()
+    page.older_button.click()
+    assert page.model.rowCount() == 250
+    assert page.selected() == chosen
+    assert not page.older_button.isVisible()
+    one.window.show_chat()
+    one.window.show_runs()
+    assert page.model.rowCount() == 200
+    assert page.selected() == chosen
+
+
+def test_a_damaged_run_is_listed_as_such_and_can_be_deleted(stored) -> None:
+    one, folder = stored(3)
+    (folder / "20200101T000000Z-000001" / "summary.json").write_text("{broken")
+    (folder / "20200101T000000Z-000001" / "run.json").write_text("")
+    page = one.window.runs
+    page.reload()
+    line = [summary.damaged != "" for summary in page._summaries].index(True)
+    assert page.model.index(line, 1).data() == "damaged"
+    assert page.model.index(line, 3).data().startswith("✕ cannot be read: ")
+    page.list.selectRow(0)
+    assert page.detail.currentIndex() == 1
+    page.list.selectRow(line)
+    assert page.detail.currentIndex() == 0, "the report of the run before must not stand there"
+    assert not page.rerun_button.isEnabled()
+    page.delete_selected()
+    assert page.model.rowCount() == 2
+
+
+def test_a_long_label_is_cut_and_the_list_read_once(stored) -> None:
+    one, _ = stored(2)
+    page = one.window.runs
+    page.list.selectRow(0)
+    page.set_label("long label\n" * 1_000_000)
+    label = page.model.index(0, 2).data()
+    assert label.startswith("long label long label")
+    assert len(label) == 200
+    assert len(page.selected()) == 1
+
+
+def test_a_run_that_was_deleted_elsewhere_is_an_error_card(stored) -> None:
+    one, folder = stored(2)
+    page = one.window.runs
+    page.list.selectRow(1)
+    shutil.rmtree(folder / page.selected()[0])
+    page.set_label("gone")
+    assert page.errors.card is not None
+
+
+def test_ctrl_e_exports_what_is_in_view(stored, qtbot) -> None:
+    one, _ = stored()
+    page = one.window.runs
+    page.list.selectRow(0)
+    qtbot.keyClick(one.window, Qt.Key.Key_E, CTRL)
+    assert page._dialog.isVisible()
+    page._dialog.close()
+    one.window.show_compare()
+    qtbot.keyClick(one.window, Qt.Key.Key_E, CTRL)
+    assert one.window.page == "compare"
+    assert one.window.compare._dialog.isVisible()
+    one.window.compare._dialog.close()
+
+
+def test_the_keyboard_follows_the_page(console, qtbot) -> None:
+    one = console()
+    qtbot.keyClick(one.window, Qt.Key.Key_4, CTRL)
+    assert one.window.focusWidget() is one.window.knobs.search
+    qtbot.keyClick(one.window, Qt.Key.Key_5, CTRL)
+    assert one.window.focusWidget() is one.window.compare.form.workload
+    qtbot.keyClick(one.window, Qt.Key.Key_F, CTRL)
+    assert one.window.focusWidget() is one.window.knobs.search
+    one.chat.composer.field.setFocus()
+    qtbot.keyClick(one.window, Qt.Key.Key_1, CTRL)
+    assert one.window.focusWidget() is one.chat.composer.field
