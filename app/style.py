@@ -87,7 +87,7 @@ QComboBox::drop-down { subcontrol-origin: border; subcontrol-position: center ri
 QComboBox::down-arrow { image: url("$icons/step-down.svg"); width: 10px; height: 10px; }
 QComboBox QAbstractItemView { background: $raised; border: 1px solid $edge; border-radius: 0; padding: 2px;
   selection-background-color: $hover; selection-color: $text; }
-QListView, QTableView { background: $panel; border: 1px solid $line; border-radius: 4px; }
+QListView, QTableView { background: $panel; border: 1px solid $line; border-radius: 4px; outline: none; }
 QListView::item { padding: 5px 8px; }
 QListView::item:selected, QTableView::item:selected { background: $selection; color: $text; }
 QListView:focus, QTableView:focus { border: 1px solid $accent; }

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Renders the real window to PNG files, without a display: on the scripted engine, or on a real model.
 
-    python ops/screenshots.py OUT_DIR [--scale 1] [--theme light,dark] [--model DIR] [--ask TEXT]
+    python ops/screenshots.py OUT_DIR [--scale 1] [--size 1320x860] [--model DIR] [--ask TEXT]
+    python ops/screenshots.py assets/screenshots --model demo   # the README's pictures, on a quiet machine
 
-Each scale needs a process of its own; `--scale` sets it for this one.
+Each scale needs a process of its own; `--scale` sets it. Settings and runs go into a temporary folder.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+_SWITCH = "QWEN38_VERIFY_GRAPH"
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -25,6 +28,9 @@ def main() -> int:
     parser.add_argument("--theme", default="light,dark")
     parser.add_argument("--model", help="a model folder, or 'demo' for the shipped one")
     parser.add_argument("--ask", default="Why is decoding memory bound?")
+    parser.add_argument("--size", default="1320x860")
+    parser.add_argument("--pairs", type=int, default=10, help="of the A/B on a real model")
+    parser.add_argument("--tokens", type=int, default=64, help="of each answer of that A/B")
     parser.add_argument("--only", default="", help="comma-separated scene names")
     options = parser.parse_args()
     os.environ["QT_QPA_PLATFORM"] = "offscreen"
@@ -43,6 +49,7 @@ def main() -> int:
     scenes = _real_scenes(options) if options.model else _scripted_scenes()
     wanted = set(filter(None, options.only.split(",")))
     with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_DATA_HOME"] = os.environ["XDG_CONFIG_HOME"] = folder
         for name, script, play in scenes:
             if wanted and name not in wanted:
                 continue
@@ -60,13 +67,15 @@ def _shoot(app, theme, store, options, name, script, play) -> None:
 
     bridge = Bridge(open_handle if script is None else lambda: FakeEngine(script))
     window = Window(bridge, theme, Settings(store))
+    window.resize(*map(int, options.size.split("x")))
     window.show()
     bridge.start()
     play(app, window)
     for choice in options.theme.split(","):
         theme.set_choice(choice)
         _spin(app, 0.7)
-        path = options.out / f"{name}-{choice}-{options.scale:g}x.png"
+        scale = "" if options.scale == 1 and script is None else f"-{options.scale:g}x"
+        path = options.out / f"{name}-{choice}{scale}.png"
         window.grab().save(str(path))
         print(path)
     window.close()
@@ -99,6 +108,7 @@ def _scripted_scenes():
     """(name, script, play) of each scene; `play` brings the window to where it is worth a picture."""
     from dataclasses import replace
 
+    from engine.fake_compare import CompareScript
     from engine.fake_script import SCRIPTS
 
     question = "Why is decoding memory bound, and what can be done about it?"
@@ -154,6 +164,20 @@ def _scripted_scenes():
         answered(app, window)
         window.show_live()
 
+    def knobs(app, window) -> None:
+        _load(app, window)
+        _mark(app, window)
+
+    def compare(app, window) -> None:
+        _load(app, window)
+        window.candidate.mark(_SWITCH, "0")
+        _compare(app, window, pairs=10, tokens=16)
+
+    def runs(app, window) -> None:
+        compare(app, window)
+        _read_runs(app, window)
+
+    quick = replace(SCRIPTS["demo"], compare=CompareScript(round_ms=0.5))
     slow = replace(SCRIPTS["slow-load"], load_s=60.0)
     broken = replace(SCRIPTS["load-failure"], fail_loads_after=1)
     return [
@@ -169,21 +193,76 @@ def _scripted_scenes():
         ("model", "steady", model),
         ("kernels", "demo", kernels),
         ("live", "demo", live),
+        ("knobs", "demo", knobs),
+        ("compare", quick, compare),
+        ("runs", quick, runs),
     ]
 
 
-def _real_scenes(options):
-    path = "" if options.model == "demo" else options.model
+def _mark(app, window) -> None:
+    """The knobs page with one switch chosen and marked as side B."""
+    window.show_knobs()
+    _spin(app, 0.3)
+    window.knobs.select(_SWITCH)
+    window.knobs.detail.editor.field.setChecked(False)
+    window.knobs.detail.mark_box.click()
+    _spin(app, 0.3)
 
-    def answered(app, window) -> None:
+
+def _compare(app, window, *, pairs: int, tokens: int) -> None:
+    window.show_compare()
+    form = window.compare.form
+    form.pairs.setValue(pairs)
+    form.tokens.setValue(tokens)
+    window.compare.start()
+    _spin(app, 900.0, lambda: not window.bridge.is_comparing)
+
+
+def _read_runs(app, window) -> None:
+    window.show_runs()
+    window.runs.list.selectRow(0)
+    _spin(app, 0.3)
+
+
+def _real_scenes(options):
+    """Pictures of a real model, taken late: after answers that compiled and warmed every kernel."""
+    path = "" if options.model == "demo" else options.model
+    asked = ("What is a round?", "How does speculative decoding work?", options.ask)
+
+    def console(app, window) -> None:
         _load(app, window, path)
-        _ask(app, window, options.ask)
+        for text in asked[:-1]:
+            _ask(app, window, text)
+        window.chat.new_chat()
+        window.bridge.reset_kernel_table()
+        _ask(app, window, asked[-1])
 
     def kernels(app, window) -> None:
-        answered(app, window)
+        console(app, window)
         window.show_kernels()
 
-    return [("real", None, answered), ("real-kernels", None, kernels)]
+    def knobs(app, window) -> None:
+        console(app, window)
+        _mark(app, window)
+
+    def compare(app, window) -> None:
+        console(app, window)
+        window.candidate.mark(_SWITCH, "0")
+        _compare(app, window, pairs=options.pairs, tokens=options.tokens)
+
+    def runs(app, window) -> None:
+        compare(app, window)
+        window.candidate.replace({"QWEN38_MTP_DEPTH": "1"})
+        _compare(app, window, pairs=options.pairs, tokens=options.tokens)
+        _read_runs(app, window)
+
+    return [
+        ("console", None, console),
+        ("kernels", None, kernels),
+        ("knobs", None, knobs),
+        ("compare", None, compare),
+        ("runs", None, runs),
+    ]
 
 
 if __name__ == "__main__":

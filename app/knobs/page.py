@@ -37,7 +37,7 @@ from engine.api import ErrorReport, KnobRow
 
 REFRESH_MS = 1000
 _ALL = "All groups"
-_WIDE_CHARS = (25, 13, 10, 12, 15, 20)
+_WIDE_CHARS = (25, 14, 9, 12, 15, 20)
 _DETAIL_PX = 226
 _NOTHING = "No switch fits. Clear the search or take the filters off."
 _COMPARING = "An A/B is being timed; the switches wait for its end. Esc stops it."
