@@ -199,7 +199,7 @@ class ModelCard:
     vocab_size: int
     weight_bytes: int
     state_bytes: int
-    backend: str  # "native" or "reference"
+    backend: str  # "native", "reference" or "cuda"
     device: str  # "CPU, 2 threads, AVX-512 BF16"
     speculation: str  # "MTP, depth 3", or "off: why"
     speculates: bool

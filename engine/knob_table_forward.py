@@ -109,23 +109,30 @@ FORWARD: tuple[Knob, ...] = (
         why=_READABLE,
     ),
     Knob(
+        "GDNV_EXACT", "bool", "1",
+        "Walk a draft tree with the bits of plain decoding; off, by a stack of factors, whose time does not "
+        "grow with the depth.",
+        "near-tie", "recapture", "exact tree walks", "delta",
+        backends=("cuda",), why="the walk on the CPU always has those bits",
+    ),
+    Knob(
         "GDNV_WY", "bool", "0",
         "Solve the rows of a verify pass at once through one triangular system in PyTorch instead of walking "
         "them.",
         "near-tie", "recapture", "delta verify by a solve", "delta",
-        why=_READABLE,
+        backends=_BOTH, why=_READABLE,
     ),
     Knob(
         "GDNV_WY_MAXT", "int", "32",
         "The largest tree that is solved at once.",
         "near-tie", "recapture", "delta verify by a solve", "delta", 0, 32,
-        why=_READABLE,
+        backends=_BOTH, why=_READABLE,
     ),
     Knob(
         "GDNV_WY_CHAIN_MAXT", "int", "32",
         "The longest chain that is solved at once.",
         "near-tie", "recapture", "delta verify by a solve", "delta", 0, 32,
-        why=_READABLE,
+        backends=_BOTH, why=_READABLE,
     ),
     Knob(
         "GDN_AB", "bool", "1",
@@ -149,7 +156,7 @@ FORWARD: tuple[Knob, ...] = (
         "FP8_TILES", "path", "",
         "Such a table for FP8 products of up to 32 rows.",
         "identical", "recapture", "FP8 products by a table", "products",
-        why=_READABLE,
+        backends=_BOTH, why=_READABLE,
     ),
     Knob(
         "FUSE_PROJ", "bool", "1",
@@ -167,12 +174,12 @@ FORWARD: tuple[Knob, ...] = (
         "NVFP4_PREFILL_V2", "bool", "1",
         "Multiply NVFP4 weights with 33 and more rows in a kernel; off, expand them for the library's product.",
         "near-tie", "recapture", "wide NVFP4 kernels", "products",
-        why=_READABLE,
+        backends=_BOTH, why=_READABLE,
     ),
     Knob(
         "NVFP4_PREFILL_V2_UNTIL", "int", "1024",
         "From how many rows NVFP4 weights are expanded for the library's product all the same.",
         "near-tie", "recapture", "wide NVFP4 kernels", "products", 33, 65536,
-        why=_READABLE,
+        backends=_BOTH, why=_READABLE,
     ),
 )  # fmt: skip

@@ -22,7 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
-    """Print every switch as the CPU backend takes it, before a model is loaded."""
+    """Print every switch as the CPU backend takes it, or with --device cuda the GPU's, before a load."""
     if arguments.markdown:
         print(guide(), end="")
         return OK
@@ -30,6 +30,8 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
         profile=profile_path(arguments.profile), changes=knob_changes(arguments)
     )
     backend = "reference" if values.choice("CPU_ISA") == "reference" else "native"
+    if arguments.device == "cuda":
+        backend = "cuda"
     rows = knob_rows(values, backend=backend, offers=None, engaged={}, served=served_values())
     if arguments.json:
         print_json({"backend": backend, "knobs": [_record(row) for row in rows]})

@@ -121,7 +121,7 @@ def open_backend(
         gpu = open_gpu(checkpoint, capacity=capacity, knobs=knobs, asked=asked, stage=stage)
         if not isinstance(gpu, str):
             notices = (*gpu.notices, *attach(gpu.backend))
-            return OpenedBackend(gpu.backend, "", notices, gpu.roof, 0, gpu.place)
+            return OpenedBackend(gpu.backend, "", notices, gpu.roof, 1, gpu.place)
         why_no_gpu = gpu
     opened = _on_processor(checkpoint, capacity, threads, knobs, attach, stage, float32=float32)
     return replace(opened, notices=(why_no_gpu, *opened.notices)) if why_no_gpu else opened

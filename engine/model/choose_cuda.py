@@ -68,7 +68,7 @@ def open_gpu(
                 next_step="`rondo doctor` says what is missing; --device cpu computes on the processor.",
             ) from error
         return f"The GPU is not used, the processor computes: {cause}"
-    name = torch.cuda.get_device_name(backend.device)
+    name = backend.device_name
     place = f"{name}, {backend.library.target.name}" if backend.library else name
     notices = (UNPROVEN, notice) if notice else (UNPROVEN,)
     return OpenedGpu(backend, place, notices, _roof(backend, stage))

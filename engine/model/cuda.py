@@ -101,9 +101,10 @@ class CudaBackend:
                 on_layer=on_layer,
             )
             self._arena = Arena.build(config, placed, capacity=capacity, device=self.device)
-            products = [product for each in products_of(placed) for product, _ in each.products]
             places = cached_positions(capacity)
-            self._ops.reserve(products, device=self.device, positions=places)
+            self._ops.reserve(
+                products_of(placed), placed.head, device=self.device, positions=places
+            )
             self._forward = CudaForward(config, placed, self._arena, self._ops, tokens)
         self._inputs = PassInputs.of(self._arena.inputs.host)
         self._inputs.parents[:] = _CHAIN
@@ -218,11 +219,18 @@ class CudaBackend:
         switches = CudaSwitches.of(knobs)
         self._ops.switches = switches
         # A string keeps its hash; a table counts by what it holds.
-        self._signature = str((*knobs.signature(), switches.tiles))
+        self._signature = str((*knobs.signature(), switches.tiles, switches.fp8_tiles))
         self._replay = knobs.flag("VERIFY_GRAPH")
         self._replay_drafts = knobs.flag("DRAFT_GRAPH")
         self._most_recorded_tokens = knobs.number("GRAPH_MAX_CTX")
         self._commit_in_verify = knobs.flag("COMMIT_IN_VERIFY")
+
+    @property
+    def device_name(self) -> str:
+        """What the device is called."""
+        if self.device.type != "cuda":
+            return self.device.type
+        return torch.cuda.get_device_name(self.device)
 
     def engaged(self) -> dict[str, int]:
         return self._engaged.counts()
@@ -372,6 +380,12 @@ class CudaBackend:
         return lambda: forward.verify(rows=rows, parity=parity, tree=tree, context=context)
 
     def _capture(self, key: GraphKey) -> CudaRecording:
+        if self._pending and key.kind in ("chain", "tree"):
+            # The pass before the capture appends keys and values where pending rows may still lie.
+            flush = key._replace(kind="flush", rows=0)
+            CudaRecording(self._ops, self._body(flush), self.device).run()
+            self._pending = ()
+            self._stage()
         recording = CudaRecording(self._ops, self._body(key), self.device)
         pending = self._forward.inputs.count
         assert self._pool is not None

@@ -22,15 +22,14 @@ _STEP = 8  # elements a draft step takes, so that each starts at 16 bytes; more 
 class Staged:
     """int32 values that the host writes and one copy brings to the device.
 
-    `host` is the NumPy side in page-locked memory, `device` the tensor that operations read. On a CPU the two
-    are one memory.
+    `host` is the NumPy side in page-locked memory, `device` the tensor that operations read.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
         pinned = device.type == "cuda"
         self._pinned = torch.zeros(size, dtype=torch.int32, pin_memory=pinned)
         self.host: np.ndarray = self._pinned.numpy()
-        self.device = torch.zeros_like(self._pinned, device=device) if pinned else self._pinned
+        self.device = torch.zeros(size, dtype=torch.int32, device=device)
         self._copied = torch.cuda.Event() if pinned else None
 
     def wait(self) -> None:
@@ -40,8 +39,8 @@ class Staged:
 
     def upload(self) -> None:
         """Copy, without waiting."""
+        self.device.copy_(self._pinned, non_blocking=True)
         if self._copied is not None:
-            self.device.copy_(self._pinned, non_blocking=True)
             self._copied.record()
 
 
@@ -71,7 +70,7 @@ class DeltaRecord:
 
     raw: bf16 [32, channels], the rows before the convolution; k: float32 [32, key heads, key dim], unit keys;
     u: float32 [32, value heads, value dim], corrections; g: float32 [32, value heads], the decay's logarithm;
-    gc: the same summed along the row's path, which the kernels keep.
+    gc: the same summed along the row's path.
     """
 
     raw: Tensor

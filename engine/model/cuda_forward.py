@@ -16,7 +16,7 @@ from engine.model.backend import VERIFY_ROWS
 from engine.model.config import ModelConfig
 from engine.model.cuda_arena import Arena, DraftInputs, KvPair, PassInputs, TreePaths
 from engine.model.cuda_ops import CudaOps
-from engine.model.cuda_weights import CudaAttention, CudaDelta, CudaWeights, Projection
+from engine.model.cuda_weights import CudaAttention, CudaDelta, CudaWeights, Product
 
 AfterLayer = Callable[[int, str], None]
 
@@ -254,12 +254,12 @@ class CudaForward:
         ops.project(layer.down, arena.inner, arena.mixed, rows, name="MLP down")
 
 
-def products_of(weights: CudaWeights) -> list[Projection]:
-    """Every projection of a model, the head's and the MTP head's included."""
+def products_of(weights: CudaWeights) -> list[Product]:
+    """Every product of a model but the head's, the MTP head's included."""
     layers = list(weights.layers)
     layers += [] if weights.mtp is None else [weights.mtp.layer]
-    found = [weights.head] + ([] if weights.mtp is None else [weights.mtp.fc])
+    found = [] if weights.mtp is None else [weights.mtp.fc]
     for layer in layers:
         found += [layer.project, layer.out, layer.gate_up, layer.down]
         found += [layer.gates] if isinstance(layer, CudaDelta) else []
-    return found
+    return [product for each in found for product, _ in each.products]

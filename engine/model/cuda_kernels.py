@@ -10,12 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.model import cuda_plain as plain
 from engine.model.backend import VERIFY_ROWS
 from engine.model.config import ModelConfig
 from engine.model.cuda_arena import (
-    MAX_ROWS,
-    DeltaLayer,
     DeltaRecord,
     DeltaStack,
     KvPair,
@@ -23,15 +20,14 @@ from engine.model.cuda_arena import (
     PassInputs,
     TreePaths,
 )
-from engine.model.cuda_ops import CudaOps
-from engine.model.cuda_weights import CudaAttention, CudaDelta, Product
+from engine.model.cuda_kernel_delta import KernelDelta
+from engine.model.cuda_kernel_products import KernelProducts
+from engine.model.cuda_weights import CudaAttention, Product, Projection
 from kernels.attention import triton as attention
 from kernels.causal_conv import triton as conv
 from kernels.cuda_build import CudaLibrary
 from kernels.elementwise import triton as elementwise
 from kernels.embedding import triton as embedding
-from kernels.gated_delta import triton as delta_kernel
-from kernels.gated_delta.triton import Accepted, DeltaFactors
 from kernels.head import triton as head
 from kernels.kv_cache import triton as kv_cache
 from kernels.rms_norm import triton as norms
@@ -39,15 +35,17 @@ from kernels.rope import triton as rope_kernel
 from kernels.tree_paths import triton as tree_paths
 
 
-class KernelOps(CudaOps):
+class KernelOps(KernelProducts, KernelDelta):
     """See `CudaOps`."""
 
     def __init__(self, config: ModelConfig, library: CudaLibrary | None) -> None:
         super().__init__(config, library)
         self._argmax_work: tuple[Tensor, Tensor] | None = None
 
-    def reserve(self, products: list[Product], *, device: torch.device, positions: int) -> None:
-        super().reserve(products, device=device, positions=positions)
+    def reserve(
+        self, products: list[Product], head: Projection, *, device: torch.device, positions: int
+    ) -> None:
+        super().reserve(products, head, device=device, positions=positions)
         config = self.config
         self._attention_work = attention.AttentionWork.empty(
             rows=VERIFY_ROWS,
@@ -57,24 +55,6 @@ class KernelOps(CudaOps):
             device=device,
         )
         self._best_values = torch.empty(VERIFY_ROWS, device=device)
-        self._convolved = torch.empty(
-            MAX_ROWS, config.qkv_rows, dtype=torch.bfloat16, device=device
-        )
-        self._walked = torch.empty(
-            MAX_ROWS, config.value_width, dtype=torch.bfloat16, device=device
-        )
-        self._query = torch.empty(MAX_ROWS, config.key_heads, config.key_dim, device=device)
-        self._beta = torch.empty(MAX_ROWS, config.value_heads, device=device)
-        self._chunk_factors = DeltaFactors.empty(
-            rows=MAX_ROWS,
-            key_heads=config.key_heads,
-            value_heads=config.value_heads,
-            key_dim=config.key_dim,
-            value_dim=config.value_dim,
-            device=device,
-        )
-        none = torch.zeros(1, dtype=torch.int32, device=device)
-        self._nothing = Accepted(none, none.new_zeros(VERIFY_ROWS))
 
     def embed(self, table: Tensor, ids: Tensor, out: Tensor, rows: int) -> None:
         embedding.embed(table, ids[:rows], out, rows=rows)
@@ -219,165 +199,3 @@ class KernelOps(CudaOps):
         if len(delta.tails):
             conv.shift_tail(delta.tails, record.raw, inputs.count, inputs.rows)
         self.mark("commit rows", 0, 0)
-
-    def delta(
-        self,
-        layer: CudaDelta,
-        buffers: DeltaLayer,
-        parity: int,
-        projected: Tensor,
-        gates: Tensor,
-        out: Tensor,
-        inputs: PassInputs,
-        *,
-        rows: int,
-        tree: TreePaths,
-        is_tree: bool,
-    ) -> None:
-        switches, record, before = (
-            self.switches,
-            buffers.records[parity],
-            buffers.records[1 - parity],
-        )
-        raw, z, a, b = self._split_delta(layer, projected, gates, MAX_ROWS)
-        record.raw[:rows] = raw[:rows]
-        factors, paths = _factors(record), tree if is_tree else None
-        one = rows == 1
-        if switches.delta_prepare_one if one else switches.delta_prepare_more:
-            self._prepare(layer, buffers, raw, a, b, factors, rows, paths)
-            self._count("one-row preparation kernels" if one else "verify preparation kernels")
-        else:
-            self._prepare_plainly(layer, buffers, raw, a, b, record, rows, tree)
-        kind = "tree" if is_tree else "one-row" if one else "chain"
-        by_kernel = {"tree": switches.delta_tree, "one-row": switches.delta_one}
-        if by_kernel.get(kind, switches.delta_chain):
-            accepted = Accepted(inputs.count, inputs.rows)
-            self._walk(buffers, factors, _factors(before), accepted, rows, paths)
-            self._count(f"delta {kind} kernels")
-        else:
-            plain.commit(buffers.state, before, inputs.count, inputs.rows)
-            width = VERIFY_ROWS
-            v = self.sizes.split(self._convolved[:width])[2].float()
-            operands = plain.DeltaOperands(
-                self._query[:width], record.k, v, record.g, self._beta[:width]
-            )
-            o = plain.walk(buffers.state, operands, record, inputs.parents, rows)
-            self._walked[:rows] = o.flatten(1)
-            self._count(f"delta {kind} row by row")
-            self.mark("gated_delta", buffers.state.nbytes, self._delta_flops(rows))
-        self._gated_norm(layer, z, out, rows)
-
-    def delta_chunk(
-        self,
-        layer: CudaDelta,
-        buffers: DeltaLayer,
-        projected: Tensor,
-        gates: Tensor,
-        out: Tensor,
-        *,
-        rows: int,
-    ) -> None:
-        if not self.switches.delta_prefill:
-            super().delta_chunk(layer, buffers, projected, gates, out, rows=rows)
-            return
-        raw, z, a, b = self._split_delta(layer, projected, gates, MAX_ROWS)
-        own, unused = self._chunk_factors, _factors(buffers.records[0])
-        self._prepare(layer, buffers, raw, a, b, own, rows, None)
-        count = torch.full_like(self._nothing.count, rows)
-        conv.shift_tail(buffers.tail[None], raw[None, :rows], count)
-        self._walk(buffers, own, unused, self._nothing, rows, None, advance=True)
-        self._count("delta prefill kernels")
-        self._gated_norm(layer, z, out, rows)
-
-    def commit(self, delta: DeltaStack, record: DeltaRecord, inputs: PassInputs) -> None:
-        if not self.switches.commit:
-            super().commit(delta, record, inputs)
-            return
-        accepted = Accepted(inputs.count, inputs.rows)
-        delta_kernel.commit(delta.states, _factors(record), accepted, exact=True)
-        self._count("delta commit kernels")
-        self.mark("delta commit", delta.states.nbytes, 0)
-
-    def _prepare(
-        self,
-        layer: CudaDelta,
-        buffers: DeltaLayer,
-        raw: Tensor,
-        a: Tensor,
-        b: Tensor,
-        factors: DeltaFactors,
-        rows: int,
-        tree: TreePaths | None,
-    ) -> None:
-        """Convolved rows, unit queries and keys, decay and beta."""
-        conv.causal_conv(
-            raw,
-            layer.conv,
-            buffers.tail,
-            self._convolved,
-            rows=rows,
-            paths=None if tree is None else tree.paths,
-            depths=None if tree is None else tree.depths,
-        )
-        delta_kernel.delta_operands(self._convolved, self._query, factors.k, rows=rows)
-        elementwise.delta_gates(a, b, layer.a_log, layer.dt_bias, factors.g, self._beta, rows=rows)
-        self.mark("delta_prepare", layer.conv.nbytes, 0)
-
-    def _prepare_plainly(
-        self,
-        layer: CudaDelta,
-        buffers: DeltaLayer,
-        raw: Tensor,
-        a: Tensor,
-        b: Tensor,
-        record: DeltaRecord,
-        rows: int,
-        tree: TreePaths,
-    ) -> None:
-        """The same through PyTorch."""
-        width = VERIFY_ROWS
-        mixed = plain.convolved(raw[:width], buffers.tail, layer.conv, tree)
-        operands = plain.delta_operands(
-            mixed, a[:width], b[:width], layer.a_log, layer.dt_bias, self.sizes
-        )
-        self._convolved[:width] = mixed
-        self._query[:width], self._beta[:width] = operands.q, operands.beta
-        record.k[:rows], record.g[:rows] = operands.k[:rows], operands.g[:rows]
-        self._count(f"{'one-row' if rows == 1 else 'verify'} preparation by PyTorch")
-        self.mark("delta_prepare", layer.conv.nbytes, 0)
-
-    def _walk(
-        self,
-        buffers: DeltaLayer,
-        factors: DeltaFactors,
-        old: DeltaFactors,
-        accepted: Accepted,
-        rows: int,
-        tree: TreePaths | None,
-        *,
-        advance: bool = False,
-    ) -> None:
-        delta_kernel.walk(
-            buffers.state,
-            self._query,
-            factors,
-            self._convolved[:, 2 * self.config.key_width :],
-            self._beta,
-            self._walked,
-            rows=rows,
-            advance=advance,
-            accepted=accepted,
-            accepted_factors=old,
-            paths=None if tree is None else tree.paths,
-            depths=None if tree is None else tree.depths,
-        )
-        self.mark("gated_delta", buffers.state.nbytes, self._delta_flops(rows))
-
-    def _gated_norm(self, layer: CudaDelta, z: Tensor, out: Tensor, rows: int) -> None:
-        eps = self.config.rms_eps
-        norms.gated_rms_norm(self._walked, z, layer.gdn_norm, out, eps=eps, rows=rows)
-        self.mark("gated norm", layer.gdn_norm.nbytes, 0)
-
-
-def _factors(record: DeltaRecord) -> DeltaFactors:
-    return DeltaFactors(record.k, record.u, record.g, record.gc)

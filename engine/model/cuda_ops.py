@@ -7,11 +7,8 @@ which way was taken. On a CPU, where tests run the same forward, everything goes
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import fields
 
-import torch
 from torch import Tensor
 
 from engine.model import cuda_plain as plain
@@ -26,22 +23,17 @@ from engine.model.cuda_arena import (
     PassInputs,
     TreePaths,
 )
-from engine.model.cuda_switches import CudaSwitches
-from engine.model.cuda_weights import CudaAttention, CudaDelta, DeviceRows, Product, Projection
+from engine.model.cuda_products import Products
+from engine.model.cuda_weights import CudaAttention, CudaDelta, Projection
 from kernels.causal_conv.reference import causal_conv
 from kernels.cuda_build import CudaLibrary
 from kernels.elementwise.reference import beta, silu_mul
 from kernels.gated_delta.reference import decay_log, gated_delta_chunked
-from kernels.head.cuda import head_logits
-from kernels.nvfp4_linear.cuda import DeviceNvfp4, expand, linear_skinny
-from kernels.nvfp4_linear.reference import dequantise_nvfp4
 from kernels.rms_norm.reference import add_rms_norm, rms_norm
 from kernels.tree_paths.reference import tree_paths
 
-Mark = Callable[[str, int, int], None]
 
-
-class CudaOps:
+class CudaOps(Products):
     """One set for one backend; every method puts its work on the current stream and waits for nothing.
 
     Rows of buffers may be more than the rows asked for: those behind are garbage afterwards. `paths` counts the
@@ -50,25 +42,11 @@ class CudaOps:
 
     def __init__(self, config: ModelConfig, library: CudaLibrary | None) -> None:
         """`library`: the compiled kernels; None on a CPU."""
+        super().__init__(library)
         self.config = config
-        self.library = library
-        self.switches = CudaSwitches()
-        self.paths: Counter[str] = Counter()
-        self.mark: Mark = lambda name, bytes_read, flops: None
         self.sizes = plain.DeltaSizes(
             config.key_heads, config.value_heads, config.key_dim, config.value_dim
         )
-        self._expanded: Tensor | None = None  # bf16, as large as the largest expanded weight
-        self._narrow_sums: Tensor | None = None
-
-    def reserve(self, products: list[Product], *, device: torch.device, positions: int) -> None:
-        """Allocate what the operations need besides the arena, once; `positions`: of the caches."""
-        if self.library is None:
-            return
-        four_bit = [p.outputs * p.inputs for p in products if isinstance(p.weight, DeviceNvfp4)]
-        rows = [p.outputs for p in products if isinstance(p.weight, DeviceRows)]
-        self._expanded = torch.empty(max(four_bit, default=0), dtype=torch.bfloat16, device=device)
-        self._narrow_sums = torch.empty(VERIFY_ROWS, max(rows, default=0), device=device)
 
     def embed(self, table: Tensor, ids: Tensor, out: Tensor, rows: int) -> None:
         """out[r] = the embedding of ids[r]; NaN for a negative id."""
@@ -99,20 +77,17 @@ class CudaOps:
         if len(projection.offsets) > 1:
             self._count(f"{'joined' if projection.is_joined else 'separate'} {name}")
         for product, column in projection.products:
-            self._product(product, x, out[:, column : column + product.outputs], rows)
+            self.product(product, x, out[:, column : column + product.outputs], rows)
             self.mark(name, product.nbytes, 2 * rows * product.outputs * product.inputs)
 
     def head(self, head: Projection, x: Tensor, logits: Tensor, rows: int, *, name: str) -> None:
-        """float32 logits of 1 to 32 rows."""
+        """float32 logits of 1 to 32 rows; those of an NVFP4 head are rounded to bf16 by its kernel."""
         ((product, _),) = head.products
-        weight = product.weight
-        by_kernel = self.library is not None and isinstance(weight, DeviceRows)
-        if by_kernel and (rows > 1 or self.switches.head):
-            found = logits[:rows, : product.outputs]
-            head_logits(self.library, x[:rows], weight.codes, weight.scale, found)
+        found = logits[:rows, : product.outputs]
+        if (rows > 1 or self.switches.head) and self.head_by_kernel(product, x, found, rows):
             self._count("one-row head kernels" if rows == 1 else "head kernels")
         else:
-            logits[:, : product.outputs] = self._sums(product, x[:VERIFY_ROWS])
+            logits[:, : product.outputs] = self.sums(product, x[:VERIFY_ROWS])
             self._count("heads by PyTorch")
         self.mark(name, product.nbytes, 2 * rows * product.outputs * product.inputs)
 
@@ -297,48 +272,6 @@ class CudaOps:
         self._count("delta prefill by a solve")
         self.mark("gated_delta", buffers.state.nbytes, self._delta_flops(rows))
 
-    def _product(self, product: Product, x: Tensor, out: Tensor, rows: int) -> None:
-        weight, library = product.weight, self.library
-        narrow = rows <= VERIFY_ROWS
-        if library is not None and narrow and isinstance(weight, DeviceRows):
-            assert self._narrow_sums is not None
-            sums = self._narrow_sums[:rows, : product.outputs]
-            head_logits(library, x[:rows], weight.codes, weight.scale, sums)
-            out[:rows].copy_(sums)
-        elif (
-            library is not None
-            and narrow
-            and isinstance(weight, DeviceNvfp4)
-            and self.switches.narrow_nvfp4
-        ):
-            tables, shape = self.switches.tiles, (product.outputs, product.inputs)
-            tile = tables.tile(*shape, rows)
-            linear_skinny(library, weight, x[:rows], out[:rows], tile=tile)
-            self._count("narrow NVFP4 kernels")
-            if shape in (tables.wide if rows > 16 else tables.base):
-                width = "wide" if rows > 16 else "narrow"
-                self._count(f"{width} NVFP4 products by a table")
-        else:
-            count = plain.computed_rows(rows)
-            out[:count].copy_(self._sums(product, x[:count]))
-            if isinstance(weight, DeviceNvfp4):
-                self._count(f"{'narrow' if narrow else 'wide'} NVFP4 expanded")
-
-    def _sums(self, product: Product, x: Tensor) -> Tensor:
-        """x times the weight as float32 sums [R, N], by the library."""
-        weight = product.weight
-        if isinstance(weight, DeviceRows):
-            return plain.sums(x, weight.codes.to(torch.bfloat16)) * weight.scale
-        if not isinstance(weight, DeviceNvfp4):
-            return plain.sums(x, weight)
-        if self.library is None:
-            exact = dequantise_nvfp4(weight.codes, weight.scales, 1.0).to(torch.bfloat16)
-        else:
-            assert self._expanded is not None
-            exact = self._expanded[: product.outputs * product.inputs].view(product.outputs, -1)
-            expand(self.library, weight, exact)
-        return plain.sums(x, exact) * weight.scale_2
-
     def _split_attention(
         self, layer: CudaAttention, projected: Tensor, rows: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -372,6 +305,3 @@ class CudaOps:
     def _delta_flops(self, rows: int) -> int:
         config = self.config
         return 8 * rows * config.value_heads * config.key_dim * config.value_dim
-
-    def _count(self, path: str) -> None:
-        self.paths[path] += 1

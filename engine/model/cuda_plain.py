@@ -252,6 +252,7 @@ def walk(
     states[0] = state
     key, query = (_of_values(each, heads) for each in (operands.k, operands.q))
     before, decay = parents[:rows] + 1, operands.g.exp()
+    totals = state.new_zeros(rows + 1, heads)
     outputs = []
     for row in range(rows):
         parent = states.index_select(0, before[row : row + 1])[0]
@@ -260,9 +261,11 @@ def walk(
         correction = (operands.v[row] - recalled) * operands.beta[row, :, None]
         states[row + 1] = _child(faded, key[row], correction)
         record.u[row] = correction
+        totals[row + 1] = totals.index_select(0, before[row : row + 1])[0] + operands.g[row]
         outputs.append(torch.matmul(query[row, :, None], states[row + 1])[:, 0])
     record.k[:rows] = operands.k[:rows]
     record.g[:rows] = operands.g[:rows]
+    record.gc[:rows] = totals[1:]
     return torch.stack(outputs)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.load.stored import Dense, Fp8Block, Fp8Row, Nvfp4, StoredLinear
+from engine.load.stored import FP8_BLOCK, Dense, Fp8Block, Fp8Row, Nvfp4, StoredLinear
 from engine.load.weights import (
     AttentionLayerWeights,
     GdnLayerWeights,
@@ -19,7 +19,6 @@ from engine.load.weights import (
 )
 from engine.model.config import ModelConfig
 from engine.model.projection import free, release
-from kernels.head.cuda import STEP as FP8_STEP
 from kernels.nvfp4_linear.cuda import DeviceNvfp4, place_nvfp4
 from kernels.nvfp4_linear.tiles import STEP as NVFP4_STEP
 from kernels.rope.native import rope_table
@@ -37,10 +36,18 @@ class DeviceRows:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceBlocks:
+    """E4M3 codes [N, K] with a float32 scale for every 128 x 128 block [ceil(N/128), ceil(K/128)]."""
+
+    codes: Tensor
+    scale: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Product:
     """One matrix product on the device; `sizes` are the outputs of the linears that lie in it."""
 
-    weight: DeviceNvfp4 | DeviceRows | Tensor  # the last: bf16 [N, K]
+    weight: DeviceNvfp4 | DeviceRows | DeviceBlocks | Tensor  # the last: bf16 [N, K]
     sizes: tuple[int, ...]
     inputs: int
 
@@ -55,9 +62,9 @@ class Product:
         weight = self.weight
         if isinstance(weight, DeviceNvfp4):
             return weight.codes.nbytes + weight.scales.nbytes + weight.scale_2.nbytes
-        if isinstance(weight, DeviceRows):
-            return weight.codes.nbytes + weight.scale.nbytes
-        return weight.nbytes
+        if isinstance(weight, Tensor):
+            return weight.nbytes
+        return weight.codes.nbytes + weight.scale.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +258,7 @@ def is_expanded(stored: StoredLinear) -> bool:
     outputs, inputs = stored.shape
     if isinstance(stored, Nvfp4):
         return bool(inputs % NVFP4_STEP) or outputs < _LEAST_OUTPUTS
-    if isinstance(stored, Fp8Row):
-        return bool(inputs % FP8_STEP) or outputs < _LEAST_OUTPUTS
-    return isinstance(stored, Fp8Block)
+    return not isinstance(stored, Dense) and bool(inputs % COLUMNS)
 
 
 def device_bytes(stored: StoredLinear) -> int:
@@ -269,7 +274,8 @@ def _groups(linears: tuple[StoredLinear, ...], fuse: bool) -> list[list[StoredLi
     groups: list[list[StoredLinear]] = []
     for stored in linears:
         alike = groups and _form(groups[-1][0]) is _form(stored)
-        if fuse and alike and not groups[-1][-1].shape[0] % COLUMNS:
+        whole = FP8_BLOCK if _form(stored) is Fp8Block else COLUMNS
+        if fuse and alike and not groups[-1][-1].shape[0] % whole:
             groups[-1].append(stored)
         else:
             groups.append([stored])
@@ -291,6 +297,10 @@ def _place(group: list[StoredLinear], device: torch.device) -> Product:
         codes = torch.cat([each.codes.view(torch.uint8) for each in group]).to(device).contiguous()
         scale = torch.cat([each.scale.float() for each in group]).to(device).contiguous()
         return Product(DeviceRows(codes.view(torch.float8_e4m3fn), scale), sizes, inputs)
+    if isinstance(first, Fp8Block) and not is_expanded(first):
+        codes = torch.cat([each.codes.view(torch.uint8) for each in group]).to(device).contiguous()
+        scale = torch.cat([each.scale.float() for each in group]).to(device).contiguous()
+        return Product(DeviceBlocks(codes.view(torch.float8_e4m3fn), scale), sizes, inputs)
     dense = [each.dequantise().to(torch.bfloat16) for each in group]
     joined = dense[0] if len(dense) == 1 else torch.cat(dense)
     placed = joined.to(device).contiguous()

@@ -17,6 +17,7 @@ from engine.errors import UsageError
 from engine.measure.machine import cpu_model
 from engine.measure.price_run import quick_prices
 from engine.model.backend import Backend
+from engine.model.cuda import CudaBackend
 from engine.model.native import NativeBackend
 from engine.paths import price_tables_dir, product_path, shipped_prices
 from engine.spec.prices import PriceTable, read_prices
@@ -44,11 +45,12 @@ class PriceKey:
         if backend.length:
             raise ValueError("the bytes of a round are comparable on an empty sequence only")
         native = isinstance(backend, NativeBackend)
+        gpu = isinstance(backend, CudaBackend)
         geometry = asdict(backend.config)
         del geometry["mtp_layers"], geometry["context_tokens"]  # no part of a verify pass
         shape = f"{sorted(geometry.items())} {backend.round_bytes(1, 0)}"
         return PriceKey(
-            machine=cpu_model(),
+            machine=backend.device_name if gpu else cpu_model(),
             isa=backend.pool.library.isa if native else "torch",
             threads=backend.pool.threads if native else torch.get_num_threads(),
             backend=backend.name,

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""A tiny model through the Triton kernels in the interpreter, in a process of its own: prints what it found.
+
+The interpreter is chosen when Triton is imported, so this runs with TRITON_INTERPRET=1 from its start.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from engine.knobs import KnobSet
+from engine.load.synthetic import synthetic_weights
+from engine.model.cuda import CudaBackend
+from engine.model.cuda_kernels import KernelOps
+from engine.model.cuda_ops import CudaOps
+from engine.model.cuda_smoke import SMOKE
+
+TINY = replace(
+    SMOKE,
+    intermediate_size=128,
+    attention_heads=2,
+    kv_heads=1,
+    head_dim=16,
+    value_heads=2,
+    key_dim=16,
+    value_dim=16,
+    rotary_dim=8,
+    vocab_size=48,
+    mtp_layers=0,
+)
+PROMPT, ROWS, PARENTS, PATH = [7, 3], [5, 6, 8], [-1, 0, 0], [0, 2]
+
+
+def make(ops: type[CudaOps]) -> CudaBackend:
+    return CudaBackend(
+        TINY,
+        synthetic_weights(TINY, "nvfp4", seed=5),
+        capacity=96,
+        knobs=KnobSet.resolve(environ={}),
+        device="cpu",
+        make_ops=ops,
+    )
+
+
+def tree(backend: CudaBackend) -> tuple[Tensor, dict[str, Tensor]]:
+    """Logits of a tree behind the prompt, and the state after the commit of its path."""
+    backend.reset(speculate=False)
+    backend.prefill(PROMPT)
+    logits = torch.from_numpy(backend.verify(ROWS, PARENTS).logits.copy())
+    backend.commit(PATH)
+    return logits, backend.committed_state()
+
+
+def line(backend: CudaBackend) -> tuple[Tensor, dict[str, Tensor]]:
+    """The same path by single steps."""
+    backend.reset(speculate=False)
+    backend.prefill(PROMPT)
+    found = []
+    for row in PATH:
+        found.append(torch.from_numpy(backend.verify([ROWS[row]]).logits.copy()))
+        backend.commit(1)
+    return torch.cat(found), backend.committed_state()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    kernels = make(KernelOps)
+    logits, state = tree(kernels)
+    alone, stepped = line(kernels)
+    wanted, plain_state = tree(make(CudaOps))
+    spread = float(wanted.std())
+    json.dump(
+        {
+            "rows": torch.equal(logits[PATH], alone),
+            "state": [name for name, part in state.items() if not torch.equal(part, stepped[name])],
+            "off": float((logits - wanted).abs().max()) / spread,
+            "state_off": max(
+                float((part - plain_state[name]).abs().max() / (1 + plain_state[name].abs().max()))
+                for name, part in state.items()
+            ),
+            "paths": kernels.engaged(),
+        },
+        sys.stdout,
+    )
+
+
+if __name__ == "__main__":
+    main()
