@@ -191,12 +191,12 @@ fi
 stage build 180 bash -c build
 stage gate 120 "$PYTHON" -m kernels.cubin_gate
 stage check 180 "$PYTHON" -m engine check --device cuda --json
-# shellcheck disable=SC2086 # no sweep means no option
 stage graphs 120 "$PYTHON" -m engine.measure.gpu_proof
 stage agree 150 "$PYTHON" -m engine agree --device cuda --json --limit 6 --tokens 64
 stage rounds 100 "$PYTHON" -m engine bench --device cuda --json --shape qwen3.8-27b:8 --suite decode,verify,prefill \
   --prefill 256 --budget 5
 stage rounds-27b 150 "$PYTHON" -m engine bench --device cuda --json --shape qwen3.8-27b --suite decode,verify --budget 10
+# shellcheck disable=SC2086 # no sweep means no option
 stage cold 150 "$PYTHON" -m kernels.cuda_bench --json $SWEEP
 stage memcheck 60 bash -c "sanitize memcheck"
 stage racecheck 60 bash -c "sanitize racecheck"
