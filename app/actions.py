@@ -38,7 +38,7 @@ ACTIONS: tuple[ActionSpec, ...] = (
     ActionSpec("start_compare", "Start the A/B", "Measure", 0, "start_compare", ("Ctrl+Shift+B",)),
     ActionSpec("noise", "Measure the noise of this machine (A against A)", "Measure", 0, "measure_noise"),
     ActionSpec("use_b", "Use side B of the last A/B from now on", "Measure", 0, "use_candidate"),
-    ActionSpec("export", "Export the report or the selected runs as CSV…", "Measure", 1, "export", ("Ctrl+E",)),
+    ActionSpec("export", "Export the report or runs as CSV…", "Measure", 1, "export", ("Ctrl+E",)),
     ActionSpec("find_knob", "Find a switch", "Measure", 2, "find_knob", ("Ctrl+F",)),
     ActionSpec("reset_knobs", "Reset the switches", "Measure", 2, "reset_knobs"),
     ActionSpec("save_profile", "Save the switches as a profile…", "Measure", 2, "save_profile"),

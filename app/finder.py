@@ -6,8 +6,8 @@ from __future__ import annotations
 import sys
 
 from PySide6 import __version__ as pyside_version
-from PySide6.QtCore import QEvent, QObject, QPoint, Qt, Slot
-from PySide6.QtGui import QAction, QKeyEvent
+from PySide6.QtCore import QEvent, QModelIndex, QObject, QPoint, Qt, Slot
+from PySide6.QtGui import QAction, QKeyEvent, QPainter
 from PySide6.QtWidgets import (
     QDialog,
     QFrame,
@@ -17,6 +17,8 @@ from PySide6.QtWidgets import (
     QListWidget,
     QListWidgetItem,
     QPushButton,
+    QStyledItemDelegate,
+    QStyleOptionViewItem,
     QVBoxLayout,
     QWidget,
 )
@@ -25,6 +27,7 @@ from app.actions import ACTIONS, MENUS, key_text
 
 _WIDE_PX = 460
 _ACTION_ROLE = Qt.ItemDataRole.UserRole
+_KEYS_ROLE = Qt.ItemDataRole.UserRole + 1
 
 
 class Palette(QFrame):
@@ -47,6 +50,7 @@ class Palette(QFrame):
         self.list = QListWidget()
         self.list.setAccessibleName("Actions")
         self.list.setUniformItemSizes(True)
+        self.list.setItemDelegate(_KeysAtTheEnd(self.list))
         self.list.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.list.itemClicked.connect(self._run)
         column.addWidget(self.list)
@@ -72,8 +76,12 @@ class Palette(QFrame):
                 continue
             if all(word in line.lower() for word in words):
                 keys = key_text(spec)
-                item = QListWidgetItem(f"{line}    {keys}" if keys else line)
+                item = QListWidgetItem(line)
                 item.setData(_ACTION_ROLE, spec.name)
+                item.setData(_KEYS_ROLE, keys)
+                if keys:
+                    said = Qt.ItemDataRole.AccessibleTextRole
+                    item.setData(said, f"{line}, {keys}")
                 self.list.addItem(item)
         self.list.setCurrentRow(0)
 
@@ -91,6 +99,17 @@ class Palette(QFrame):
                 self.list.setCurrentRow((self.list.currentRow() + step) % self.list.count())
                 return True
         return super().eventFilter(watched, event)
+
+
+class _KeysAtTheEnd(QStyledItemDelegate):
+    """Draws the keys of an action at the right end of its line."""
+
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: QModelIndex) -> None:
+        super().paint(painter, option, index)
+        rect = option.rect.adjusted(0, 0, -10, 0)
+        side = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+        painter.setPen(option.palette.placeholderText().color())
+        painter.drawText(rect, side, index.data(_KEYS_ROLE) or "")
 
 
 class KeysDialog(QDialog):

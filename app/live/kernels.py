@@ -172,7 +172,7 @@ class KernelsPage(QWidget):
         header.setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
         header.setHighlightSections(False)
         wide = self.view.fontMetrics().horizontalAdvance("0")
-        for section, chars in enumerate((24, 14, 13, 12, 10, 9, 10)):
+        for section, chars in enumerate((21, 14, 16, 12, 10, 9, 10)):
             header.resizeSection(section, wide * chars + 4)
         header.setStretchLastSection(False)
         self.reason = QLabel()

@@ -12,6 +12,7 @@ from PySide6.QtGui import QDropEvent, QGuiApplication
 from PySide6.QtWidgets import QMessageBox
 
 from app.chat.composer import PASTE_LIMIT
+from app.errors import ErrorCard
 from engine.api import ErrorReport, Message
 from engine.fake_script import SCRIPTS, THOUGHT, Script
 
@@ -521,3 +522,12 @@ def test_the_live_panel_says_who_drafted(console, qtbot) -> None:
     shares = [int(text.removesuffix(" %")) for text in one.window.live.drafters.texts]
     assert 99 <= sum(shares) <= 101
     assert "MTP" in one.window.live.drafters.accessibleName()
+
+
+def test_a_copied_report_says_so(console) -> None:
+    one = console()
+    card = ErrorCard(ErrorReport("Refused", "a cause", "kept", "a step"), one.bridge.snapshot)
+    card.copy_button.click()
+    assert "Cause: a cause" in QGuiApplication.clipboard().text()
+    assert card.copy_button.text() == "Report copied"
+    card.deleteLater()
