@@ -38,7 +38,7 @@ class NoiseStore:
             age_s = time.time() - float(values["measured_s"])
             ratios = tuple(float(ratio) for ratio in values["log_ratios"])
             known = values["schema_version"] == SCHEMA_VERSION
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
         if not known or not ratios or not all(map(math.isfinite, ratios)):
             return None

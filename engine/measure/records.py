@@ -48,7 +48,10 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     if origin is not None and issubclass(origin, Mapping):
         return dict(_typed(value, dict, where))
     if kind is float:
-        return float(_typed(value, (int, float), where))
+        try:
+            return float(_typed(value, (int, float), where))
+        except OverflowError:
+            raise ValueError(f"{where} is too large") from None
     return _typed(value, kind, where)
 
 

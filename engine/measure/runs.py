@@ -113,7 +113,8 @@ class RunStore:
             values = _read_json(folder / _RUN)
             compare = values.get("compare")
             report = record(CompareReport, compare) if compare is not None else None
-            request, machine = values["request"], values["machine"]
+            request, machine = _object(values, "request"), _object(values, "machine")
+            bench = _bench_of(values)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunStoreError(
                 f"Run {run_id} is damaged: {_RUN}: {_words(error)}.",
@@ -122,7 +123,7 @@ class RunStore:
             ) from error
         if report is not None:
             report = replace(report, label=summary.label)
-        return RunRecord(summary, request, machine, report, values.get("bench"))
+        return RunRecord(summary, request, machine, report, bench)
 
     def label(self, run_id: str, label: str) -> None:
         """Give a run another label of at most MOST_LABEL characters."""
@@ -215,20 +216,45 @@ def new_run_id() -> str:
 
 
 def _time_of(run_id: str) -> str:
-    moment = datetime.strptime(run_id[:16], "%Y%m%dT%H%M%SZ")
+    """The time in a run id; empty where a folder was given a name of that form that is no time."""
+    try:
+        moment = datetime.strptime(run_id[:16], "%Y%m%dT%H%M%SZ")
+    except ValueError:
+        return ""
     return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     if path.stat().st_size > _LARGEST_BYTES:
         raise ValueError(f"larger than {_LARGEST_BYTES >> 20} MB")
-    values = json.loads(path.read_text("utf-8"))
+    try:
+        values = json.loads(path.read_text("utf-8"))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     if not isinstance(values, dict):
         raise ValueError("not a JSON object")
     version = values.get("schema_version")
     if version != SCHEMA_VERSION:
         raise ValueError(f"schema version {version!r}; this Rondo reads {SCHEMA_VERSION}")
     return values
+
+
+def _object(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    if not isinstance(values[name], dict):
+        raise ValueError(f"{name} is no object")
+    return values[name]
+
+
+def _bench_of(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The figures of a bench, None in an A/B; ValueError where its rows are none."""
+    if values.get("bench") is None:
+        return None
+    bench = _object(values, "bench")
+    for name in ("rows", CSV_ROWS):
+        rows = bench.get(name, [])
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise ValueError(f"bench.{name} is no list of objects")
+    return bench
 
 
 def _json(values: Mapping[str, Any]) -> str:
