@@ -8,6 +8,7 @@ keys are context classes, powers of two from 1,024.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -151,7 +152,8 @@ def write_prices(table: PriceTable, path: Path) -> None:
         partial.write_text(text, encoding="utf-8")
         os.replace(partial, path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where the folder is none there is no part either
+            partial.unlink()
         raise UsageError(
             f"The price table {path} cannot be written: {error.strerror}.",
             kept="A table that stood there is as it was.",

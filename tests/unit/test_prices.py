@@ -140,9 +140,10 @@ def test_a_table_is_written_whole_and_read_back(tmp_path: Path) -> None:
     assert read_prices(path, source="").provenance == {}
     assert [each.name for each in path.parent.iterdir()] == ["prices.json"]
     path.parent.joinpath("folder").mkdir()
-    with pytest.raises(UsageError, match="cannot be written") as error:
-        write_prices(table(), path.parent / "folder")
-    assert "as it was" in error.value.kept
+    for name in ("folder", "prices.json/below", "n" * 300):
+        with pytest.raises(UsageError, match="cannot be written") as error:
+            write_prices(table(), path.parent / name)
+        assert "as it was" in error.value.kept
 
 
 KEY = PriceKey("a machine", "avx2", 2, "native", "abc", "model")
