@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
 import threading
@@ -65,7 +66,11 @@ def run_prices(arguments: argparse.Namespace, cancel: threading.Event) -> int:
         subject.backend.close()
     written = PriceTable(classes, "measured now", _provenance(arguments, request, subject, key))
     path = Path(arguments.out) if arguments.out else key.path()
-    write_prices(written, path)
+    try:
+        write_prices(written, path)
+    except UsageError:
+        print(json.dumps(written.to_json(), indent=1), file=sys.stderr)  # it took minutes
+        raise
     # As the router will read it, with what there is to note.
     table = parse_prices(path.read_text(encoding="utf-8"), name=str(path), source="measured now")
     if arguments.json:

@@ -17,6 +17,7 @@ from engine.errors import RondoError, UsageError
 from engine.measure.machine import available_cores, machine_record
 from engine.measure.shapes import named_shape, shape_names
 from engine.paths import data_dir
+from engine.replace_file import replace_text
 
 if TYPE_CHECKING:
     from engine.measure.tune import TuneRow
@@ -62,6 +63,8 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     threads = arguments.threads or available_cores()
     if not 1 <= threads <= 256:
         raise UsageError(f"{threads} threads are not accepted.", next_step="Use 1 to 256.")
+    path = Path(arguments.out) if arguments.out else data_dir() / "tiles" / file_name
+    present = _present(path)
     try:
         library = load_library()
         with Pool(library, threads) as pool:
@@ -76,7 +79,6 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
             )
     except NativeBuildError as error:
         raise RondoError(f"{error}.", next_step="`rondo doctor` says what is missing.") from error
-    path = Path(arguments.out) if arguments.out else data_dir() / "tiles" / file_name
     made = {
         "tiles": {row.key: _entry(row) for row in found if row.tuned_gbps > row.default_gbps},
         "tiles_from": {
@@ -89,7 +91,7 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
         },
     }
     about = f"Product sizes by weight shape for {row_range} rows, written by `rondo tune`."
-    _write(path, {"about": about, **_present(path), **made})
+    _write(path, {"about": about, **present, **made})
     if arguments.json:
         print_json({"file": str(path), **made, "rows": [asdict(row) for row in found]})
         return OK
@@ -102,12 +104,29 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
 
 
 def _present(path: Path) -> dict[str, Any]:
-    """What the file holds already, such as another device's table; nothing where it is no such file."""
+    """What the file holds already, such as another device's table; nothing where there is none.
+
+    Raises UsageError for a file that is no table: it would be lost.
+    """
     try:
         content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except FileNotFoundError:
         return {}
-    return content if isinstance(content, dict) else {}
+    except OSError as error:
+        raise _occupied(path, f"cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise _occupied(path, f"is not JSON: {error}") from error
+    if not isinstance(content, dict) or not {"tiles", "cuda"} & content.keys():
+        raise _occupied(path, "holds something else")
+    return content
+
+
+def _occupied(path: Path, reason: str) -> UsageError:
+    return UsageError(
+        f"{path} is no table of product sizes: it {reason}.",
+        kept="Nothing was measured, and the file is as it was.",
+        next_step="Name another file with --out.",
+    )
 
 
 def _provenance() -> dict[str, Any]:
@@ -132,10 +151,13 @@ def _words(row: TuneRow) -> str:
 
 
 def _write(path: Path, table: dict[str, Any]) -> None:
+    text = json.dumps(table, indent=2) + "\n"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+        replace_text(path, text)
     except OSError as error:
+        print(text, file=sys.stderr)
         raise RondoError(
-            f"{path}: the table cannot be written: {error.strerror}.", next_step="Use --out FILE."
+            f"{path}: the table cannot be written: {error.strerror}.",
+            kept="It stands above; what the file held is as it was.",
+            next_step="Use --out FILE.",
         ) from error

@@ -8,10 +8,8 @@ keys are context classes, powers of two from 1,024.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import UsageError
+from engine.replace_file import replace_text
 from engine.spec.tree import MAX_NODES
 
 CHAIN, TREE = "chain", "tree"
@@ -146,14 +145,9 @@ def write_prices(table: PriceTable, path: Path) -> None:
         UsageError: the folder or the file cannot be written.
     """
     text = json.dumps(table.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
+        replace_text(path, text)
     except OSError as error:
-        with contextlib.suppress(OSError):  # where the folder is none there is no part either
-            partial.unlink()
         raise UsageError(
             f"The price table {path} cannot be written: {error.strerror}.",
             kept="A table that stood there is as it was.",

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
 import torch
 from test_cli import run_json
 
+from engine.cli import main
+from engine.commands import tune as command
 from engine.errors import RondoError
 from engine.measure import tune as tuning
 from engine.measure.shapes import named_shape
@@ -105,6 +109,33 @@ def test_another_devices_table_in_the_file_is_kept(
     written = json.loads(path.read_text("utf-8"))
     assert (written["about"], written["cuda"]) == ("both", {"16x16": {"wk": 8}})
     assert list(written["tiles"]) == ["48x512"]
+
+
+@pytest.mark.parametrize("text", ["a letter", "[1]", '{"a": 1}', "[" * 100_000, "\xff"])
+def test_a_file_that_is_no_table_is_not_replaced(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "letter.txt"
+    path.write_text(text, encoding="latin-1")
+    code, values = run_json(capsys, "tune", "--threads", "1", "--out", str(path))
+    assert code == 2
+    assert "no table of product sizes" in values["error"]["cause"]
+    assert path.read_text(encoding="latin-1") == text
+
+
+@pytest.mark.usefixtures("small", "timed")
+def test_a_table_that_cannot_be_written_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(command, "replace_text", full)
+    path = tmp_path / "tiles.json"
+    assert main(["tune", "--threads", "1", "--turns", "1", "--out", str(path)]) == 1
+    told = capsys.readouterr().err
+    assert "cannot be written: No space left" in told
+    assert '"48x512"' in told
 
 
 @pytest.mark.usefixtures("small")

@@ -140,7 +140,7 @@ def test_a_table_is_written_whole_and_read_back(tmp_path: Path) -> None:
     assert read_prices(path, source="").provenance == {}
     assert [each.name for each in path.parent.iterdir()] == ["prices.json"]
     path.parent.joinpath("folder").mkdir()
-    for name in ("folder", "prices.json/below", "n" * 300):
+    for name in ("folder", "prices.json/below", "n" * 300, "."):
         with pytest.raises(UsageError, match="cannot be written") as error:
             write_prices(table(), path.parent / name)
         assert "as it was" in error.value.kept

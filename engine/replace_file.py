@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Putting a file in the place of another, all of it or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Put UTF-8 `text` in the place of what `path` holds; makes the folder.
+
+    Raises OSError where that is not possible: what stood there is as it was, and no part is left.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError:
+        with contextlib.suppress(OSError):  # where the folder is none there is no part either
+            partial.unlink()
+        raise
