@@ -64,7 +64,7 @@ class RunsPage(QWidget):
         self.errors = ErrorPlace(lambda: bridge.snapshot)
         column.addWidget(self.errors)
         self.model = TextTable(COLUMNS, self, words=len(COLUMNS))
-        self.list = table_view(self.model, "Stored runs", (17, 10, 14, 30, 13), stretch=3)
+        self.list = table_view(self.model, "Stored runs", (20, 10, 12, 26, 15), stretch=3)
         self.list.setMinimumHeight(5 * self.list.verticalHeader().defaultSectionSize())
         self.list.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         self.list.selectionModel().selectionChanged.connect(self._on_selection)
