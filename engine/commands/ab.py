@@ -115,11 +115,11 @@ def measure(
             engine.close()
     report = keep_report(store, report)
     _say_where(report)
-    _write(report, files)
     if as_json:
         print_json(report_values(report))
     else:
         _print(report)
+    _write(report, files)
     return {"invalid": GATE, "cancelled": FAILED}.get(report.verdict, OK)
 
 

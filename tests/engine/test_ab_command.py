@@ -7,13 +7,20 @@ import csv
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from checkpoints import make_checkpoint
 
+from engine.api import CompareRequest
 from engine.cli import FAILED, GATE, OK, USAGE, main
 from engine.commands import ab
 from engine.errors import UsageError
+from engine.fake_compare import CompareScript, ScriptedSides
+from engine.measure.ab import run_ab
+from engine.measure.ab_noise import NoiseStore
+from engine.measure.export_csv import ExportError
+from engine.measure.workloads import workloads_of
 from engine.paths import data_dir
 
 FLIP = "QWEN38_VERIFY_GRAPH=0"
@@ -196,3 +203,22 @@ def test_a_value_may_hold_commas() -> None:
     }
     with pytest.raises(UsageError, match="--base 'x' is not"):
         ab.parse_changes(["x"], "--base")
+
+
+def test_figures_are_printed_although_their_file_cannot_be_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = CompareRequest(tokens=32, workload="copy")
+    report = run_ab(
+        request,
+        ScriptedSides(request, CompareScript()),
+        workloads_of(request),
+        noise_store=NoiseStore(tmp_path),
+        machine={},
+    )
+    monkeypatch.setattr("engine.measure.ab_session.compare_on", lambda *_, **__: report)
+    engine = SimpleNamespace(close=lambda: None)
+    files = {"bench_runs": tmp_path / "missing" / "ab.csv"}
+    with pytest.raises(ExportError):
+        ab.measure([engine], request, files, threading.Event(), as_json=True)
+    assert json.loads(capsys.readouterr().out)["verdict"] == report.verdict
