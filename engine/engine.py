@@ -187,15 +187,15 @@ class Engine(EngineCompares):
         Raises UsageError for an unknown name, a value that does not parse, a switch that only a reload changes,
         or one that changes nothing here; nothing is flipped then. A value that stands already is no change.
         """
-        knobs = self._knobs.flipped(changes, backend=self.card.backend, offers=self.offers)
-        self._backend.apply_knobs(knobs)
-        self._knobs = knobs
-        self.card = replace(self._describe(knobs), notices=self.card.notices)
+        self.restore_knobs(
+            self._knobs.flipped(changes, backend=self.card.backend, offers=self.offers)
+        )
 
     def restore_knobs(self, knobs: KnobSet) -> None:
         """Put back values that were in effect on this model before, with their sources."""
         self._backend.apply_knobs(knobs)
         self._knobs = knobs
+        self.card = replace(self._describe(knobs), notices=self.card.notices)
 
     def logits(self, token_ids: Sequence[int], *, chunk: int = PREFILL_CHUNK) -> Tensor:
         """Teacher-forced logits of every position: float32 [T, vocabulary]."""

@@ -35,6 +35,10 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     from engine.measure.agree_configurations import configurations_named
     from engine.measure.agreement import agree
 
+    if arguments.limit is not None and arguments.limit < 1:
+        raise UsageError(
+            f"A limit of {arguments.limit} prompts is not accepted.", next_step="Use 1 or more."
+        )
     names = [name.strip() for name in arguments.configs.split(",") if name.strip()]
     configurations = configurations_named(names)
     prompts = _read(Path(arguments.prompts) if arguments.prompts else prompts_file())

@@ -139,7 +139,7 @@ def run_policies(
         rows=tuple(rows),
         **_shares(rows),
         choices=dict(choices.most_common()),
-        nodes_mean=statistics.fmean(nodes),
+        nodes_mean=statistics.fmean(nodes) if nodes else 0.0,  # none where the first token ends all
         price_source=router.choice.price_source if isinstance(router, StairCut) else "",
         tokens_identical=identical,
         turns=turns,

@@ -54,6 +54,11 @@ class ForcedRequest:
                 "These row counts cannot be priced.",
                 next_step=f"Use numbers from 1 to {VERIFY_ROWS}.",
             )
+        if self.turns < 1 or self.tokens < 2 or self.context_tokens < 1:
+            raise UsageError(
+                "Policies are compared on 1 turn, 2 tokens and a context of 1 token, or more.",
+                next_step="Leave --turns, --tokens and --context out.",
+            )
 
     @property
     def capacity(self) -> int:

@@ -89,6 +89,7 @@ def test_a_seed_gives_the_same_text(capsys: pytest.CaptureFixture[str], model: s
         (["generate", "--prompt", "x", "--temperature", "-1"], USAGE, "temperature"),
         (["generate", "--prompt", "  "], FAILED, "empty"),
         (["agree", "--prompts", "no such file"], USAGE, "prompts"),
+        (["agree", "--limit", "-1"], USAGE, "limit of -1"),
     ],
 )
 def test_mistakes_are_named_with_the_next_step(

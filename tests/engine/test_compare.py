@@ -263,6 +263,14 @@ def test_a_cancel_inside_a_reload_run_puts_the_first_model_back() -> None:
     holder[0].close()
 
 
+def test_values_that_are_put_back_are_described_as_before(engine: Engine) -> None:
+    knobs, card = engine.knobs, engine.card
+    engine.set_knobs({"QWEN38_MTP_DEPTH": "0"})
+    assert engine.card.speculation != card.speculation
+    engine.restore_knobs(knobs)
+    assert engine.card == card
+
+
 def report_device(engine: Engine) -> str:
     assert "PyTorch" not in engine.card.device
     return engine.card.device

@@ -220,7 +220,8 @@ def test_forced_acceptance_reports_prices_cuts_and_state(backend: InstantBackend
     for case in report.cases:
         assert case.report.tokens_identical
     json.dumps(report.to_json())
-    for changes in ({"accept": ()}, {"accept": (1.0,)}, {"rows": (33,)}):
+    counts = ({"turns": 0}, {"tokens": 1}, {"context_tokens": 0})
+    for changes in ({"accept": ()}, {"accept": (1.0,)}, {"rows": (33,)}, *counts):
         with pytest.raises(UsageError):
             run_forced(backend, KnobSet.resolve(environ={}), ForcedRequest(**changes))
 
