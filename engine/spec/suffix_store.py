@@ -113,7 +113,7 @@ class SuffixStore:
     def finish(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
         """Append a finished answer as a document, and its prompt as another where the options say so.
 
-        Of a text longer than half the store the end is kept.
+        Of a document longer than a quarter of the store the end is kept.
         """
         if not (self._writes and self.in_use):
             return
