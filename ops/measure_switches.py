@@ -2,8 +2,8 @@
 """One A/B for every switch that acts on rounds, and their answers as the table of `ops/guides/measured.md`.
 
 `python -m ops.measure_switches [--model DIR] [--pairs N] [--tokens N] [--threads N] [--write]`. The served
-value is the base; what is better than it is named under the table. With --write the part of the guide between its
-two marks is replaced.
+value is the base; what is better than it is named under the table. With --write the part of the guide between
+its two marks is replaced.
 """
 
 from __future__ import annotations
