@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -261,15 +261,11 @@ class ThreadedEngine(RunnerCompares):
 
         on_progress(LoadProgress("starting the engine", 0, 0))
         try:
-            from engine.engine import Engine
-
-            opened = Engine.open(
+            opened = self._open(
                 path,
                 knobs={**self._knobs, **(knobs or {})},
                 threads=threads or self._threads,
-                remember=True,
                 on_progress=on_progress,
-                on_trouble=lambda trouble: print(f"rondo: {trouble}", file=sys.stderr),
                 cancel=cancel,
             )
         except Exception as error:
@@ -289,6 +285,17 @@ class ThreadedEngine(RunnerCompares):
                 previous.close()
             self._events.put(Loaded(opened.card))
         self._settle()
+
+    def _open(self, path: str, **options: Any) -> Engine:
+        """A model with the user's suffix store; `options` are those of `Engine.open`."""
+        from engine.engine import Engine
+
+        return Engine.open(
+            path,
+            remember=True,
+            on_trouble=lambda trouble: print(f"rondo: {trouble}", file=sys.stderr),
+            **options,
+        )
 
     def _generate(self, request_id: int, request: GenerateRequest, cancel: threading.Event) -> None:
         self._request_id = request_id

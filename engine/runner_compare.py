@@ -27,6 +27,7 @@ class RunnerCompares(Compares):
     _beat_s: float
     _request_id: int
     _on_round: OnRound
+    _open: Callable[..., Engine]
     _submit: Callable[[Callable[[threading.Event], None]], threading.Event]
     _set_state: Callable[[str], None]
     _settle: Callable[[], None]
@@ -68,6 +69,7 @@ class RunnerCompares(Compares):
                 cancel=cancel,
                 why_stopped=lambda: self._stop_words,
                 noise_folder=self._noise_folder,
+                reopen=self._open,
             )
 
         self._run_compare(compare_id, measure)

@@ -26,8 +26,9 @@ class EngineSides:
     """See `engine.measure.ab.Sides`. `engine` is the loaded engine, another one after a reload.
 
     `on_round` follows every round as it does in `Engine.generate`. `on_engine` gets None before a reload and
-    the new engine after it; whoever listens must drop the old one at once. Raises UsageError where the two
-    sides are equal although a candidate was named, or a switch changes nothing here; nothing is changed then.
+    the new engine after it; whoever listens must drop the old one at once. `reopen` takes the arguments of
+    `Engine.open`; the device stays what it was. Raises UsageError where the two sides are equal although a
+    candidate was named, or a switch changes nothing here; nothing is changed then.
     """
 
     def __init__(
@@ -37,8 +38,10 @@ class EngineSides:
         *,
         on_round: OnRound = lambda done, round_ms, context_tokens: None,
         on_engine: Callable[[Engine | None], None] = lambda engine: None,
+        reopen: Callable[..., Engine] = Engine.open,
     ) -> None:
         self.engine: Engine | None = engine
+        self._reopen = reopen
         self._on_engine = on_engine
         self._card = engine.card
         self._before = engine.knobs
@@ -139,8 +142,12 @@ class EngineSides:
             engine.close()
             del engine
         card = self._card
-        self.engine = Engine.open(
-            card.path, knobs=knobs, threads=card.threads, context_tokens=card.context_tokens
+        self.engine = self._reopen(
+            card.path,
+            knobs=knobs,
+            device="cuda" if card.backend == "cuda" else "cpu",
+            threads=card.threads,
+            context_tokens=card.context_tokens,
         )
         self._on_engine(self.engine)
 

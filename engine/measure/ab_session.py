@@ -28,15 +28,17 @@ def compare_on(
     cancel: threading.Event | None = None,
     why_stopped: Callable[[], str] = lambda: "Cancelled",
     noise_folder: Path | None = None,
+    reopen: Callable[..., Engine] = Engine.open,
 ) -> CompareReport:
     """Compare two settings of a loaded engine; see `engine.measure.ab.run_ab`.
 
     A switch that needs a reload replaces the engine: `on_engine` gets None, then the new one, and the caller
-    drops the old one. Without `on_engine` such a switch is a UsageError.
+    drops the old one. Without `on_engine` such a switch is a UsageError. `reopen` opens the model in place of
+    `Engine.open`, as the caller opened it.
     """
     works = workloads_of(request)
     replaces = on_engine or (lambda engine: None)
-    sides = EngineSides(engine, request, on_round=on_round, on_engine=replaces)
+    sides = EngineSides(engine, request, on_round=on_round, on_engine=replaces, reopen=reopen)
     del engine  # a reload frees it
     if on_engine is None and sides.setting.reloads:
         raise UsageError(

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -263,6 +264,24 @@ def test_a_cancel_inside_a_reload_run_puts_the_first_model_back() -> None:
     holder[0].close()
 
 
+def test_a_model_is_loaded_again_as_it_was_opened() -> None:
+    """The same device and room, by the caller's own way to open: with its suffix store, where it has one."""
+    first = Engine.open(demo_model(), device="cpu", threads=1, context_tokens=256)
+    asked: list[dict[str, Any]] = []
+
+    def reopen(path: str, **options: Any) -> Engine:
+        asked.append({"path": path, **options})
+        return first
+
+    request = CompareRequest(candidate={"QWEN38_CPU_ISA": "reference"}, **SHORT)
+    EngineSides(first, request, reopen=reopen).enter("candidate")
+    [options] = asked
+    assert options.pop("knobs").choice("CPU_ISA") == "reference"
+    assert options == {
+        "path": first.card.path, "device": "cpu", "threads": 1, "context_tokens": 256,
+    }  # fmt: skip
+
+
 def test_values_that_are_put_back_are_described_as_before(engine: Engine) -> None:
     knobs, card = engine.knobs, engine.card
     engine.set_knobs({"QWEN38_MTP_DEPTH": "0"})
@@ -361,3 +380,20 @@ def test_without_a_model_it_fails_in_words() -> None:
         assert failed.error.cause == "No model is loaded."
     finally:
         assert handle.close(PATIENCE_S)
+
+
+def test_the_thread_loads_again_with_the_suffix_store(
+    handle: ThreadedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[dict[str, Any]] = []
+
+    def compare(*_: object, reopen: Callable[..., object], **options: object) -> None:
+        monkeypatch.setattr(Engine, "open", lambda path, **given: opened.append(given))
+        reopen("a model", threads=1)
+        raise UsageError("Enough.")
+
+    monkeypatch.setattr("engine.measure.ab_session.compare_on", compare)
+    handle.compare(CompareRequest(candidate=FLIP, **SHORT))
+    Listener(handle).wait(CompareFailed)
+    assert (opened[0]["remember"], opened[0]["threads"]) == (True, 1)
+    assert callable(opened[0]["on_trouble"])
