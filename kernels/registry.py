@@ -80,11 +80,6 @@ def operation(name: str) -> Operation:
     raise ValueError(f"unknown operation {name!r}; known: {known}")
 
 
-def check_modules() -> list[str]:
-    """The modules with a `check`, each once, in table order."""
-    return list(dict.fromkeys(entry.check for entry in OPERATIONS))
-
-
 def run_checks(
     library: NativeLibrary, *, names: tuple[str, ...] | None = None, seed: int = 0
 ) -> Iterator[CheckResult]:

@@ -44,13 +44,6 @@ def require_rows(name: str, tensor: Tensor, dtype: torch.dtype, rows: int, width
     return stride
 
 
-def require_range(name: str, value: int, least: int, most: int) -> int:
-    """The value; ValueError outside least..most."""
-    if not least <= value <= most:
-        raise ValueError(f"{name} must lie in {least}..{most}, got {value}")
-    return value
-
-
 def require_device(**tensors: Tensor | None) -> None:
     """Raises ValueError when the operands are not all on one device."""
     places = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}

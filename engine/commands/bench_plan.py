@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 
 from engine.cli import OK, print_json
+from engine.commands.bench import numbers
 from engine.errors import UsageError
 from engine.measure.plan import LABEL, MACHINES, Plan, make_plan
 from engine.measure.shapes import named_shape
@@ -18,10 +19,7 @@ def run_plan_suite(arguments: argparse.Namespace) -> int:
     """Print the plan of --shape for --rows at --context."""
     rows = _ROWS
     if arguments.rows:
-        parts = [part.strip() for part in arguments.rows.split(",") if part.strip()]
-        if not parts or not all(p.isascii() and p.isdigit() and len(p) < 4 for p in parts):
-            raise UsageError(f"--rows {arguments.rows!r} is not a list of numbers.")
-        rows = tuple(int(part) for part in parts)
+        rows = numbers(arguments.rows, "--rows")
     if not all(1 <= count <= _MOST_ROWS for count in rows):
         raise UsageError(f"A plan is for 1 to {_MOST_ROWS} rows.", next_step="Write --rows 1,8,16.")
     if arguments.context < 0:

@@ -33,6 +33,8 @@ from engine.spec.mtp import MtpChain
 from engine.spec.price_store import live_prices
 from engine.spec.staircut_build import build_staircut
 
+_CAPACITY = 2048  # positions; the prompts and their answers are short
+
 
 def run_policy_suite(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     """Measure and print; the gate fails where policies wrote different tokens."""
@@ -91,9 +93,6 @@ def _model(arguments: argparse.Namespace, knobs: KnobSet, cancel: threading.Even
         )
     finally:
         opened.backend.close()
-
-
-_CAPACITY = 2048  # positions; the prompts and their answers are short
 
 
 def _policies(backend: Backend, knobs: KnobSet) -> dict[str, Drafter | None]:

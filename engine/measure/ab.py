@@ -173,9 +173,8 @@ class _Run:
 
     def _pair(self, index: int, stage: str, runs: list[Measured], both: str | None = None) -> None:
         """One pair: both sides on every prompt; `both` puts one setting on either side."""
-        gc.collect(
-            1
-        )  # what answers leave is young; a full collection would hold every thread for long
+        # What answers leave is young; a full collection would hold every thread for long.
+        gc.collect(1)
         order = SIDES if index % 2 else SIDES[::-1]
         settings = {side: both or side for side in SIDES}
         if self._sides.setting.reloads:

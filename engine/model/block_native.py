@@ -62,7 +62,7 @@ class NativeBlock:
         self._bytes = BlockBytes.of(config, weights)
         self._embedding, self._head, self._logits = embedding, head, logits
         self._tokens, self._capacity = tokens, capacity
-        self._weights = packed = NativeBlockWeights.pack(config, weights)
+        self._weights = packed = NativeBlockWeights.pack(weights)
         positions = min(capacity, config.context_tokens) + config.block_size
         self._positions = positions
         self._rope = rope_table(positions, config.head_dim, config.rope_theta)
@@ -131,9 +131,8 @@ class NativeBlock:
         """The rows `path` of the last trunk pass were committed, in order."""
         if not self.active:
             return
-        path = path[
-            : max(0, self._positions - self.length)
-        ]  # nothing is drafted behind the last position
+        # Nothing is drafted behind the last position.
+        path = path[: max(0, self._positions - self.length)]
         if not len(path):
             return
         if self._waits + len(path) > MAX_ROWS:

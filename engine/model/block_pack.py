@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from engine.load.drafter import BlockLayerWeights, BlockWeights
-from engine.model.block_config import BlockConfig
 from engine.model.native_weights import NativeMlp
 from engine.model.projection import Projection
 from kernels.cpu.buffers import aligned_copy
@@ -65,7 +64,7 @@ class NativeBlockWeights:
     gate_up: int
 
     @staticmethod
-    def pack(config: BlockConfig, weights: BlockWeights) -> NativeBlockWeights:
+    def pack(weights: BlockWeights) -> NativeBlockWeights:
         """Pack linear by linear, freeing each stored one; codebooks and norms stay."""
         layers = tuple(NativeBlockLayer.pack(layer) for layer in weights.layers)
         return NativeBlockWeights(

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 MAX_ORDER = 8
 MOST_POSITIONS = 24
-_BITS = (
-    25  # of one token in a packed n-gram: 0 is "before the text", so that ids are stored plus one
-)
+# Bits of one token in a packed n-gram: 0 is "before the text", so that ids are stored plus one.
+_BITS = 25
 
 
 class _Order(NamedTuple):

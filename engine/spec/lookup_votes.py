@@ -12,9 +12,8 @@ from engine.spec.tree import ANCHOR, DraftTree
 Line = tuple[int, ...]
 Vote = tuple[Line, float]
 _Branch = tuple[float, int, list[Vote]]  # mass, token, votes through it
-_Open = tuple[
-    float, int, int, int, int, float, list[Vote]
-]  # -score, serial, parent, token, level, mass, votes
+# -score, serial, parent, token, level, mass, votes
+_Open = tuple[float, int, int, int, int, float, list[Vote]]
 Votes = Mapping[Line, float]
 
 

@@ -12,9 +12,8 @@ _NEW, _EVERY = 4, 16  # curves are made anew while a row count is new, then ever
 _RECORDINGS = 2  # first rounds of a row count, which record their passes and tell nothing
 _TRUST = 3.0  # rounds that the table stands for
 _FORGET = 0.01  # of the way that ratios go back to the table at each new curve: a stale one is tried again
-_FARTHEST = (
-    2.0  # a round counts as at most so many times its price: a recording or a hiccup is no price
-)
+# A round counts as at most so many times its price: a recording or a hiccup is no price.
+_FARTHEST = 2.0
 
 
 class LivePrices:

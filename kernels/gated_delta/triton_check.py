@@ -37,7 +37,6 @@ class Heads:
 
 CASES = (Heads(2, 4, 16, 32), Heads(16, 48, 128, 128))
 PROMPT = 301
-DRIFT_ROWS = 1024
 
 
 def check(
