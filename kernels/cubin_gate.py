@@ -275,7 +275,8 @@ def unused_kernels(manifest: Manifest) -> list[str]:
 def main(argv: list[str] | None = None) -> int:
     """Print every kernel's figures and what is wrong; 3 when something is."""
     parser = argparse.ArgumentParser(prog="python -m kernels.cubin_gate", description=main.__doc__)
-    parser.add_argument("--target", action="append", help="default: every manifest")
+    known = sorted(path.stem for path in MANIFESTS.glob("*.toml"))
+    parser.add_argument("--target", action="append", choices=known, help="default: every manifest")
     arguments = parser.parse_args(argv)
     lacking = missing_tools()
     if lacking:

@@ -87,7 +87,8 @@ def agree(
 ) -> AgreementReport:
     """Compare greedy texts of `tokens` tokens, stop tokens ignored; each prompt is decoded plainly once.
 
-    `on_answer(done, total)` follows the answers.
+    `on_answer(done, total)` follows the answers. Raises UsageError where nothing can be compared: no prompt, or
+    no configuration that can run here.
     """
     if not prompts:
         raise UsageError("There is no prompt to compare.", next_step="Give a file with one a line.")
@@ -97,6 +98,12 @@ def agree(
         row, found = run.compare(configuration)
         rows.append(row)
         differences += found
+    if all(row.skipped for row in rows):
+        raise UsageError(
+            f"No configuration can run here: {rows[0].name}: {rows[0].skipped.rstrip('.')}.",
+            kept="Nothing was compared.",
+            next_step="Name others with --configs.",
+        )
     first = next((row for row in rows if row.rounds), rows[0])
     return AgreementReport(
         prompts=len(prompts),

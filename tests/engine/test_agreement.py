@@ -121,6 +121,9 @@ def test_unknown_configurations_and_missing_prompts_are_refused(engine: Engine) 
     assert configurations_named([]) == CONFIGURATIONS
     with pytest.raises(UsageError, match="no prompt"):
         agree(engine, [], tokens=5)
+    lacking = configurations_named(["block", "eager"])
+    with pytest.raises(UsageError, match="block: the block drafter is not loaded"):
+        agree(engine, PROMPTS[:1], tokens=2, configurations=lacking)
 
 
 def test_adversaries_reach_what_they_are_for(engine: Engine) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kernels import cubin_gate
 from kernels.build_cache import NativeBuildError
 from kernels.cubin_gate import (
     MANIFESTS,
@@ -204,3 +205,10 @@ def test_compiles_once_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "small.cu" in lines[0]
     source.write_text(source.read_text() + "// changed\n")
     assert cubin_path(source, target_named("sm_90a"), on_progress=lines.append) != first
+
+
+def test_a_target_without_manifest_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cubin_gate.main(["--target", "sm_99"])
+    assert stopped.value.code == 2
+    assert "sm_90a" in capsys.readouterr().err
