@@ -116,6 +116,8 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
         from engine.commands.bench_plan import run_plan_suite
 
         return run_plan_suite(arguments)
+    if arguments.device == "cuda":
+        _require_gpu()
     if arguments.suite == "policies":
         from engine.commands.bench_policies import run_policy_suite
 
@@ -124,14 +126,17 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
         from engine.commands.bench_prices import run_prices
 
         return run_prices(arguments, cancel)
+    if arguments.model or arguments.out or arguments.accept:
+        raise UsageError(
+            "--model, --out and --accept are for prices and policies alone.",
+            next_step="Add --suite verify --write-tables, or --suite policies.",
+        )
     from engine.measure import export_csv
     from engine.measure.bench import run_bench
     from engine.measure.bench_export import run_rows
     from engine.measure.machine import machine_record
 
     request = _request(arguments)
-    if arguments.device == "cuda":
-        _require_gpu()
     knobs = KnobSet.resolve(
         profile=profile_path(arguments.profile), changes=knob_changes(arguments)
     )
@@ -143,7 +148,7 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     with _probes(request.threads, wanted=not arguments.no_roof, on_gpu=on_gpu) as probes:
         report = run_bench(
             request,
-            gpu_backend_factory(knobs) if on_gpu else backend_factory(knobs),
+            factory_on(arguments.device, knobs),
             probes=probes,
             machine=machine,
             on_progress=lambda line: print(line, file=sys.stderr),
@@ -226,6 +231,11 @@ def _probes(threads: int, *, wanted: bool, on_gpu: bool) -> Iterator[Probes | No
         return
     with native_probes(threads) as probes:
         yield probes
+
+
+def factory_on(device: str, knobs: KnobSet) -> BackendFactory:
+    """Opens a backend on cpu or cuda."""
+    return gpu_backend_factory(knobs) if device == "cuda" else backend_factory(knobs)
 
 
 def backend_factory(knobs: KnobSet) -> BackendFactory:

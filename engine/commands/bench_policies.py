@@ -9,7 +9,7 @@ import threading
 
 from engine.api import Message
 from engine.cli import GATE, OK, knob_changes, print_json
-from engine.commands.bench import backend_factory, numbers
+from engine.commands.bench import factory_on, numbers
 from engine.errors import UsageError
 from engine.knobs import KnobSet
 from engine.measure.policies import (
@@ -71,7 +71,7 @@ def _model(arguments: argparse.Namespace, knobs: KnobSet, cancel: threading.Even
         checkpoint,
         capacity=min(_CAPACITY, checkpoint.config.context_tokens),
         knobs=knobs,
-        device="auto",
+        device=arguments.device,
         threads=arguments.threads,
         float32=False,
         cancel=cancel,
@@ -140,7 +140,7 @@ def _forced(arguments: argparse.Namespace, knobs: KnobSet, cancel: threading.Eve
     )
     weights = synthetic_weights(shape.config, arguments.weights, arguments.seed)
     threads = available_cores() if arguments.threads is None else arguments.threads
-    backend = backend_factory(knobs)(
+    backend = factory_on(arguments.device, knobs)(
         shape.config, weights, capacity=request.capacity, threads=threads
     )
     del weights

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.cli import OK, knob_changes, print_json
-from engine.commands.bench import backend_factory, numbers
+from engine.commands.bench import factory_on, numbers
 from engine.errors import UsageError
 from engine.knobs import KnobSet
 from engine.measure.machine import available_cores, code_record, cpu_model
@@ -98,7 +98,9 @@ def _open(
     threads = available_cores() if arguments.threads is None else arguments.threads
     weights = synthetic_weights(shape.config, arguments.weights, arguments.seed)
     capacity = min(request.capacity, shape.config.context_tokens)
-    backend = backend_factory(knobs)(shape.config, weights, capacity=capacity, threads=threads)
+    backend = factory_on(arguments.device, knobs)(
+        shape.config, weights, capacity=capacity, threads=threads
+    )
     return _Subject(backend, f"{shape.name}, synthetic", arguments.weights.upper())
 
 
@@ -116,7 +118,7 @@ def _open_model(
         checkpoint,
         capacity=min(request.capacity, checkpoint.config.context_tokens),
         knobs=knobs,
-        device="auto",
+        device=arguments.device,
         threads=arguments.threads,
         float32=False,
         cancel=cancel,
@@ -130,6 +132,7 @@ def _provenance(
     command = ["rondo", "bench", "--suite", "verify", "--write-tables"]
     command += ["--model", Path(arguments.model).name] if arguments.model else []
     command += [] if arguments.model else ["--shape", arguments.shape]
+    command += ["--device", "cuda"] if arguments.device == "cuda" else []
     command += ["--turns", str(request.turns), "--threads", str(key.threads)]
     return {
         "machine": cpu_model(),

@@ -90,6 +90,7 @@ def test_a_seed_gives_the_same_text(capsys: pytest.CaptureFixture[str], model: s
         (["generate", "--prompt", "  "], FAILED, "empty"),
         (["agree", "--prompts", "no such file"], USAGE, "prompts"),
         (["agree", "--limit", "-1"], USAGE, "limit of -1"),
+        (["bench", "--suite", "verify"], USAGE, "--write-tables"),
     ],
 )
 def test_mistakes_are_named_with_the_next_step(

@@ -51,6 +51,15 @@ def test_without_a_gpu_the_check_says_so(capsys: pytest.CaptureFixture[str]) -> 
     assert finding.status == "note"
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize("suite", [["policies"], ["verify", "--write-tables"], ["verify"]])
+def test_without_a_gpu_no_bench_measures_the_processor_instead(
+    suite: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "--device", "cuda", "--suite", *suite]) == FAILED
+    assert "no GPU" in capsys.readouterr().err
+
+
 def test_the_doctor_names_the_target_and_an_old_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (12, 1))
     monkeypatch.setattr("kernels.cuda_build.find_nvcc", lambda: "nvcc")
