@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from engine.errors import Cancelled, UsageError
+from engine.measure.workloads import read_classed
 from engine.model.backend import Backend
 from engine.paths import policies_file
 from engine.spec.decode import DecodeLoop
@@ -77,12 +78,7 @@ class PolicyReport:
 
 def read_policy_prompts() -> list[tuple[str, str]]:
     """(class, prompt) of the shipped file."""
-    lines = policies_file().read_text(encoding="utf-8").splitlines()
-    return [
-        (line.split("\t", 1)[0], line.split("\t", 1)[1])
-        for line in lines
-        if "\t" in line and not line.startswith("#")
-    ]
+    return read_classed(policies_file())
 
 
 def run_policies(

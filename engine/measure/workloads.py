@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine.api_compare import FEWEST_PAIRS, MOST_PAIRS, WORKLOADS, CompareRequest
 from engine.errors import RondoError, UsageError
@@ -81,17 +82,21 @@ def check_request(request: CompareRequest) -> None:
 def read_workloads() -> dict[str, str]:
     """The shipped prompt of each class."""
     path = workloads_file()
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RondoError(f"{path}: cannot read the workloads: {error}.") from error
-    prompts = dict(
-        line.split("\t", 1) for line in lines if "\t" in line and not line.startswith("#")
-    )
+    prompts = dict(read_classed(path))
     missing = [name for name in CLASSES if not prompts.get(name)]
     if missing:
         raise RondoError(f"{path} has no prompt of the class {missing[0]}.")
     return prompts
+
+
+def read_classed(path: Path) -> list[tuple[str, str]]:
+    """(class, prompt) of every line of a file with a tab between them; RondoError where it cannot be read."""
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RondoError(f"{path}: cannot read the prompts: {error}.") from error
+    parts = (line.partition("\t") for line in lines if not line.startswith("#"))
+    return [(name, prompt) for name, tab, prompt in parts if tab]
 
 
 def _require(holds: bool, cause: str, next_step: str) -> None:
