@@ -9,7 +9,6 @@
 #include <stdint.h>
 
 #include <type_traits>
-#include <utility>
 
 #include "rondo.h"
 
@@ -26,11 +25,32 @@ struct Lanes {
   static constexpr size_t kPieces = 16 * sizeof(E) / kPieceBytes;
   static constexpr size_t kEach = kPieceBytes / sizeof(E);
   typedef E piece __attribute__((vector_size(kPieceBytes)));
-  typedef std::make_index_sequence<kPieces> All;
+  typedef piece loose __attribute__((aligned(1), may_alias));
   // What a comparison of these lanes yields.
   typedef Lanes<std::conditional_t<sizeof(E) == 4, int32_t, int16_t>> Mask;
 
   piece p[kPieces];
+
+  // Returns the Result whose pieces i are `value`.
+#define RONDO_PIECES(Result, value)             \
+  Result r;                                     \
+  {                                             \
+    constexpr size_t i = 0;                     \
+    r.p[i] = (typename Result::piece)(value);   \
+  }                                             \
+  if constexpr (Result::kPieces > 1) {          \
+    constexpr size_t i = 1;                     \
+    r.p[i] = (typename Result::piece)(value);   \
+  }                                             \
+  if constexpr (Result::kPieces > 2) {          \
+    {                                           \
+      constexpr size_t i = 2;                   \
+      r.p[i] = (typename Result::piece)(value); \
+    }                                           \
+    constexpr size_t i = 3;                     \
+    r.p[i] = (typename Result::piece)(value);   \
+  }                                             \
+  return r
 
   Lanes() = default;
   template <typename... T, std::enable_if_t<sizeof...(T) == 16, int> = 0>
@@ -40,33 +60,29 @@ struct Lanes {
   }
   // The same bits as lanes of another kind.
   template <typename F>
-  RONDO_MEMBER explicit Lanes(const Lanes<F>& other) : Lanes(other, All()) {}
+  RONDO_MEMBER explicit Lanes(const Lanes<F>& other) : Lanes(cast(other)) {}
 
-  template <typename Op>
-  RONDO_MEMBER static Lanes each(Op op) {
-    return each(op, All());
-  }
-  RONDO_MEMBER static Lanes splat(E x) {
-    return each([x](size_t) __attribute__((always_inline)) { return piece{} + x; });
-  }
+  RONDO_MEMBER static Lanes splat(E x) { RONDO_PIECES(Lanes, piece{} + x); }
   RONDO_MEMBER static Lanes load(const void* from) {
-    typedef piece loose __attribute__((aligned(1), may_alias));
-    return each([from](size_t i) __attribute__((always_inline)) {
-      return piece(static_cast<const loose*>(from)[i]);
-    });
+    RONDO_PIECES(Lanes, static_cast<const loose*>(from)[i]);
   }
-  RONDO_MEMBER void store(void* to) const { store(to, All()); }
+  RONDO_MEMBER void store(void* to) const {
+    loose* pieces = static_cast<loose*>(to);
+    pieces[0] = p[0];
+    if constexpr (kPieces > 1) pieces[1] = p[1];
+    if constexpr (kPieces > 2) pieces[2] = p[2], pieces[3] = p[3];
+  }
   RONDO_MEMBER E operator[](int lane) const { return p[size_t(lane) / kEach][size_t(lane) % kEach]; }
 
-#define RONDO_LANES(op)                                                                            \
-  RONDO_MEMBER friend Lanes operator op(const Lanes& a, const Lanes& b) {                          \
-    return each([&](size_t i) __attribute__((always_inline)) { return piece(a.p[i] op b.p[i]); }); \
-  }                                                                                                \
-  RONDO_MEMBER friend Lanes operator op(const Lanes& a, E b) { return a op splat(b); }             \
-  RONDO_MEMBER friend Lanes operator op(E a, const Lanes& b) { return splat(a) op b; }             \
-  template <typename B>                                                                            \
-  RONDO_MEMBER Lanes& operator op##=(const B& b) {                                                 \
-    return *this = *this op b;                                                                     \
+#define RONDO_LANES(op)                                                                 \
+  RONDO_MEMBER friend Lanes operator op(Lanes a, Lanes b) {                             \
+    RONDO_PIECES(Lanes, a.p[i] op b.p[i]);                                              \
+  }                                                                                     \
+  RONDO_MEMBER friend Lanes operator op(Lanes a, E b) { RONDO_PIECES(Lanes, a.p[i] op b); } \
+  RONDO_MEMBER friend Lanes operator op(E a, Lanes b) { RONDO_PIECES(Lanes, a op b.p[i]); } \
+  template <typename B>                                                                 \
+  RONDO_MEMBER Lanes& operator op##=(B b) {                                             \
+    return *this = *this op b;                                                          \
   }
   RONDO_LANES(+)
   RONDO_LANES(-)
@@ -76,13 +92,11 @@ struct Lanes {
   RONDO_LANES(|)
   RONDO_LANES(^)
 #undef RONDO_LANES
-#define RONDO_LANES(op)                                                                            \
-  RONDO_MEMBER friend Mask operator op(const Lanes& a, const Lanes& b) {                           \
-    return Mask::each([&](size_t i) __attribute__((always_inline)) {                               \
-      return typename Mask::piece(a.p[i] op b.p[i]);                                               \
-    });                                                                                            \
-  }                                                                                                \
-  RONDO_MEMBER friend Mask operator op(const Lanes& a, E b) { return a op splat(b); }
+#define RONDO_LANES(op)                                                                  \
+  RONDO_MEMBER friend Mask operator op(Lanes a, Lanes b) {                               \
+    RONDO_PIECES(Mask, a.p[i] op b.p[i]);                                                \
+  }                                                                                      \
+  RONDO_MEMBER friend Mask operator op(Lanes a, E b) { RONDO_PIECES(Mask, a.p[i] op b); }
   RONDO_LANES(==)
   RONDO_LANES(!=)
   RONDO_LANES(<)
@@ -90,47 +104,28 @@ struct Lanes {
   RONDO_LANES(>)
   RONDO_LANES(>=)
 #undef RONDO_LANES
-  RONDO_MEMBER friend Lanes operator<<(const Lanes& a, int n) {
-    return each([&](size_t i) __attribute__((always_inline)) { return piece(a.p[i] << n); });
-  }
-  RONDO_MEMBER friend Lanes operator>>(const Lanes& a, int n) {
-    return each([&](size_t i) __attribute__((always_inline)) { return piece(a.p[i] >> n); });
-  }
-  RONDO_MEMBER friend Lanes operator-(const Lanes& a) {
-    return each([&](size_t i) __attribute__((always_inline)) { return piece(-a.p[i]); });
-  }
-  RONDO_MEMBER friend Lanes operator~(const Lanes& a) {
-    return each([&](size_t i) __attribute__((always_inline)) { return piece(~a.p[i]); });
-  }
+  RONDO_MEMBER friend Lanes operator<<(Lanes a, int n) { RONDO_PIECES(Lanes, a.p[i] << n); }
+  RONDO_MEMBER friend Lanes operator>>(Lanes a, int n) { RONDO_PIECES(Lanes, a.p[i] >> n); }
+  RONDO_MEMBER friend Lanes operator-(Lanes a) { RONDO_PIECES(Lanes, -a.p[i]); }
+  RONDO_MEMBER friend Lanes operator~(Lanes a) { RONDO_PIECES(Lanes, ~a.p[i]); }
   // Lanes of a where the mask is all ones, of b where it is zero.
-  RONDO_MEMBER friend Lanes choose(const Mask& mask, const Lanes& a, const Lanes& b) {
-    return each([&](size_t i) __attribute__((always_inline)) {
-      return piece(mask.p[i] ? a.p[i] : b.p[i]);
-    });
+  RONDO_MEMBER friend Lanes choose(Mask mask, Lanes a, Lanes b) {
+    RONDO_PIECES(Lanes, mask.p[i] ? a.p[i] : b.p[i]);
   }
 
  private:
-  template <typename F, size_t... I>
-  RONDO_MEMBER Lanes(const Lanes<F>& other, std::index_sequence<I...>) : p{piece(other.p[I])...} {}
-  template <typename Op, size_t... I>
-  RONDO_MEMBER static Lanes each(Op op, std::index_sequence<I...>) {
-    Lanes r;
-    ((r.p[I] = op(I)), ...);
-    return r;
-  }
-  template <size_t... I>
-  RONDO_MEMBER void store(void* to, std::index_sequence<I...>) const {
-    typedef piece loose __attribute__((aligned(1), may_alias));
-    ((static_cast<loose*>(to)[I] = p[I]), ...);
+  template <typename F>
+  RONDO_MEMBER static Lanes cast(Lanes<F> other) {
+    RONDO_PIECES(Lanes, other.p[i]);
   }
 };
 
 // Lane-wise conversion between float and int32.
 template <typename To, typename From>
-RONDO_INLINE Lanes<To> convert(const Lanes<From>& v) {
+RONDO_INLINE Lanes<To> convert(Lanes<From> v) {
   typedef typename Lanes<To>::piece piece;
-  return Lanes<To>::each(
-      [&](size_t i) __attribute__((always_inline)) { return __builtin_convertvector(v.p[i], piece); });
+  RONDO_PIECES(Lanes<To>, __builtin_convertvector(v.p[i], piece));
 }
+#undef RONDO_PIECES
 
 }  // namespace rondo
