@@ -56,3 +56,5 @@ def keep_report(store: RunStore, report: CompareReport) -> CompareReport:
         return store.save_compare(report)
     except RunStoreError as error:
         return replace(report, not_stored=str(error))
+    except Exception as error:  # what was measured must not be lost to a fault in storing it
+        return replace(report, not_stored=f"{type(error).__name__}: {error}")

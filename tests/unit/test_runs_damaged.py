@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from engine.api import CompareRequest
 from engine.measure.ab_noise import NoiseStore
 from engine.measure.records import plain, record
 from engine.measure.runs import RunStore, RunStoreError
+from engine.measure.runs_handle import keep_report
 
 DEEP = 100_000
 
@@ -89,3 +91,20 @@ def test_a_run_that_is_whole_is_read(store: RunStore) -> None:
     found = store.read(run_id)
     assert found.machine == {"cores": 4}
     assert found.bench is not None
+
+
+@dataclass(frozen=True)
+class Report:
+    not_stored: str = ""
+    pairs: int = 6
+
+
+def test_a_fault_while_storing_leaves_the_report(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save_compare(report: object) -> object:
+        raise ValueError("no such column")
+
+    monkeypatch.setattr(store, "save_compare", save_compare)
+    kept = keep_report(store, Report())
+    assert kept == Report(not_stored="ValueError: no such column")
