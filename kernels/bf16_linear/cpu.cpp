@@ -2,7 +2,8 @@
 // bf16 weights against bf16 activations.
 //
 // A tile is 16 outputs; 64 bytes hold two neighbouring inputs of each output, the even one in the
-// low half of the lane; these units of two neighbouring tiles alternate. K is padded with zeros to a multiple of 32.
+// low half of the lane; these units of two neighbouring tiles alternate. K is padded
+// with zeros to a multiple of 32.
 // One order for every row count: blocks of 32 inputs are summed from zero, pairs ascending, and
 // added to the accumulator, blocks ascending.
 #include "product.h"

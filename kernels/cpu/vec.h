@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Sixteen-lane vectors: the compiler's own 64-byte vectors with AVX-512, aggregates of narrower ones
-// (lanes.h) elsewhere; one source for AVX-512, AVX2 and any other machine. Compiled with -ffp-contract=off: a fused multiply-add happens where fma16 stands
-// and nowhere else (levels without the instruction round twice).
+// (lanes.h) elsewhere; one source for all. Compiled with -ffp-contract=off: a fused multiply-add
+// happens where fma16 stands and nowhere else (levels without the instruction round twice).
 //
 // Accuracy against the exact value, for results that are not subnormal: exp16, log1p16, softplus16
-// and sigmoid16 within 2 ulp, silu16 within 3. Every lane gets the same operations, so a tail padded to 16 lanes has
-// the bits of a full vector.
+// and sigmoid16 within 2 ulp, silu16 within 3. Every lane gets the same operations, so a tail
+// padded to 16 lanes has the bits of a full vector.
 #pragma once
 #include <math.h>
 #include <string.h>

@@ -4,7 +4,8 @@
 // A tile is 16 outputs; 64 bytes hold four neighbouring inputs of each output. Each quarter of 16
 // bytes covers four outputs: bytes 0..7 are their inputs 0 and 1 (output 0: 0 1, output 1: 0 1, ..),
 // bytes 8..15 inputs 2 and 3, so that interleaving two byte tables inside the quarters yields one
-// pair of bf16 a lane. The units of two neighbouring tiles alternate. K is padded with zeros to a multiple of 32.
+// pair of bf16 a lane. The units of two neighbouring tiles alternate. K is padded
+// with zeros to a multiple of 32.
 // One order for every row count: blocks of 32 inputs are summed from zero, pairs ascending; four of
 // them are added in turn from zero, and acc = fma(those, block scale, acc). With AVX2 a lane holds the
 // even or the odd inputs of an output: blocks of 64 inputs are summed from zero, two of them are
