@@ -113,6 +113,7 @@ class StairCut:
         self._head_ms = 0.0
         self._look_factor = 1.0
         self._own_ms = 0.0  # what a round of the router's own takes, heads left out
+        self._asked = False  # for this round; a text's last one has no room for a draft
         self._doze = Doze()
         self.read_bytes = 0  # of the last proposal
         self.choice = self._dozing = RouteChoice(PLAIN, 0, 1.0, 0.0, (), prices.source)
@@ -144,6 +145,7 @@ class StairCut:
     def propose(self, anchor: int, limit: int) -> DraftTree | None:
         """The best cut of the best candidate, or None for a plain round."""
         self.read_bytes = 0
+        self._asked = True
         if self._doze.start(anchor):
             self.choice = self._dozing
             return None
@@ -191,6 +193,9 @@ class StairCut:
         self._counts[ROUTED] += 1
         for head in self._heads:
             head.settle(done)
+        asked, self._asked = self._asked, False
+        if not asked:
+            self._head_ms = 0.0
         if self._doze.asleep:
             self._context += len(done.tokens)
             self._doze.add(done.tokens)
@@ -203,9 +208,9 @@ class StairCut:
             self._prices.observe(kind, len(done.tree), self._context, done.verify_ms)
         self._context += len(done.tokens)
         self._named_ms = self._head_ms + done.verify_ms
-        if self._learning:
+        if self._learning and asked:
             own_ms = done.draft_ms - self._head_ms + (self._clock() - begun_s) * 1e3
-            self._own_ms = _blend(self._own_ms, own_ms)
+            self._own_ms = _blend(self._own_ms, max(own_ms, 0.0))
         plain_ms = self._prices.curves(self._context)[0][1] * self._prices.level
         paid = len(done.tokens) > 1 or bool(self._head_ms and not self.choice.probe)
         if self._doze.end(paid=paid, own_share=self._own_ms / plain_ms):

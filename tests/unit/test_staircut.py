@@ -221,6 +221,17 @@ def test_where_nothing_pays_even_looking_is_rare() -> None:
     assert world.decode(Fixed(None, 0), copying(1)) / world.decode(stair, copying(1)) > 1.8
 
 
+def test_rounds_without_room_for_a_draft_teach_nothing_of_its_own_cost() -> None:
+    _, router = of_world(mixed(3))
+    before = router._own_ms
+    assert before >= 0.0
+    plain = RoundOutcome(DraftTree.chain((1,), (), ""), (0,), (2,), draft_ms=0.0, verify_ms=1.0)
+    for _ in range(200):  # each the last round of a text, which is not asked for a draft
+        router.begin((1, 2, 3))
+        router.settle(plain)
+    assert router._own_ms == before
+
+
 def test_a_head_that_becomes_good_is_found() -> None:
     world = World()
     stair = StairCut(LivePrices(world.table), heads=(world.step_head(),), clock=world.clock)
