@@ -115,13 +115,19 @@ class NativeMtp:
         return self._arena.mtp_kv.read(max(0, self._queue.positions - 1))
 
     def _extend(self, run: RunPass, next_ids: Sequence[int], *, in_round: bool = False) -> None:
-        """Write the MTP pairs of the first len(next_ids) waiting rows."""
-        rows, queue = len(next_ids), self._queue
-        self._next[:rows] = next_ids
-        self._start[0] = queue.written
-        run("extend", rows, in_round=in_round)
-        queue.write(rows)
-        self._keep_row(rows)
+        """Write the MTP pairs of the first len(next_ids) waiting rows.
+
+        In passes of a power of two rows: a backlog may have any length, and each new one would be recorded.
+        """
+        queue, ids = self._queue, list(next_ids)
+        while ids:
+            rows = 1 << (len(ids).bit_length() - 1)
+            self._next[:rows] = ids[:rows]
+            self._start[0] = queue.written
+            run("extend", rows, in_round=in_round)
+            queue.write(rows)
+            self._waiting_rows[: queue.waiting] = self._waiting_rows[rows : rows + queue.waiting]
+            del ids[:rows]
 
     def _keep_row(self, row: int) -> None:
         """Move a waiting hidden row to the front of the buffer."""

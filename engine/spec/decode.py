@@ -115,7 +115,7 @@ class DecodeLoop:
         after_commit = time.perf_counter()
         draft_s, verify_s = after_draft - start, after_verify - after_draft
         if drafter is not None:
-            verified_tree = tree or DraftTree.chain((self.anchor,), (), "")
+            verified_tree = tree or DraftTree.plain(self.anchor)
             drafter.settle(RoundOutcome(verified_tree, path, tokens, draft_s * 1e3, verify_s * 1e3))
             draft_s += time.perf_counter() - after_commit
         self.anchor = tokens[-1]

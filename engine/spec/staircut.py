@@ -191,15 +191,15 @@ class StairCut:
     def settle(self, done: RoundOutcome) -> None:
         """Learn from what the round committed."""
         self._counts[ROUTED] += 1
-        for head in self._heads:
-            head.settle(done)
         asked, self._asked = self._asked, False
-        if not asked:
-            self._head_ms = 0.0
-        if self._doze.asleep:
+        if self._doze.asleep:  # no head drafted
             self._context += len(done.tokens)
             self._doze.add(done.tokens)
             return
+        for head in self._heads:
+            head.settle(done)
+        if not asked:
+            self._head_ms = 0.0
         begun_s = self._clock()
         if self._lookup:
             self._lookup.settle(done)
@@ -357,7 +357,7 @@ class StairCut:
     def _wake(self) -> None:
         """Let the lookup catch up on what was written meanwhile."""
         if self._lookup:
-            anchor = DraftTree.chain((self._doze.anchor,), (), "")
+            anchor = DraftTree.plain(self._doze.anchor)
             written = tuple(self._doze.tokens)
             self._lookup.settle(RoundOutcome(anchor, (0,), written, 0.0, 0.0))
         self._doze.woken()

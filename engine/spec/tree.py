@@ -64,6 +64,11 @@ class DraftTree:
             (ANCHOR,) + (source,) * (len(tokens) - 1),
         )
 
+    @staticmethod
+    def plain(anchor: int) -> DraftTree:
+        """The anchor alone."""
+        return DraftTree((anchor,), (-1,), (1.0,), (ANCHOR,))
+
     def __len__(self) -> int:
         return len(self.tokens)
 
