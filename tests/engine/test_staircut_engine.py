@@ -88,8 +88,10 @@ def test_prices_decide_how_much_is_drafted(folder: Path, tables: dict[str, str])
         with Engine.open(
             folder, profile=None, knobs=routed(STAIR_TABLES=tables[name]), threads=1
         ) as engine:
-            done = engine.generate(ask("one two", max_tokens=120), follow=[5, 6, 7, 8] * 40)
-            drafted.append(done.drafted_tokens)
+            request = ask("one two", max_tokens=120)
+            # The least of three: what else runs on the machine may slow the plain rounds of one.
+            answers = [engine.generate(request, follow=[5, 6, 7, 8] * 40) for _ in range(3)]
+            drafted.append(min(answer.drafted_tokens for answer in answers))
     assert drafted[0] > 40
     assert drafted[1] <= 20  # a few drafts to learn what they cost
 
