@@ -8,8 +8,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ from engine.api import (
     Started,
     StateChanged,
 )
+from engine.command_queue import Command, CommandQueue
 from engine.errors import BusyError, UsageError
 from engine.knob_rows import knob_rows, profile_of, served_values
 from engine.knobs import KnobSet, write_profile
@@ -61,16 +62,13 @@ class ThreadedEngine(RunnerCompares):
         self.ring = RoundRing()
         self._knobs = dict(knobs or {})
         self._threads = threads
-        self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
+        self._commands = CommandQueue()
         self._knob_changes: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._cancels: set[threading.Event] = set()  # of the commands that wait or run
-        self._cancels_lock = threading.Lock()
         self._engine: Engine | None = None
         self._card: ModelCard | None = None
         self._texts: dict[int, list[str]] = {}
         self._requests = 0
-        self._closing = False
         self._state = "empty"
         self._beat_s = time.monotonic()
         self._request_id = 0
@@ -89,7 +87,10 @@ class ThreadedEngine(RunnerCompares):
         knobs: Mapping[str, str] | None = None,
     ) -> None:
         self._stop_compare()
-        self._submit(lambda cancel: self._load(path, threads, knobs, cancel))
+        self._commands.put(
+            lambda cancel: self._load(path, threads, knobs, cancel),
+            lambda report: LoadFailed(path, report),
+        )
 
     def generate(self, request: GenerateRequest) -> int:
         self._requests += 1
@@ -99,7 +100,10 @@ class ThreadedEngine(RunnerCompares):
         if self._comparing:
             self._refuse_answer(request_id)
             return request_id
-        self._submit(lambda cancel: self._generate(request_id, request, cancel))
+        self._commands.put(
+            lambda cancel: self._generate(request_id, request, cancel),
+            lambda report: Failed(request_id, report, "".join(self._texts.get(request_id, ()))),
+        )
         return request_id
 
     def knobs(self) -> tuple[KnobRow, ...]:
@@ -116,7 +120,10 @@ class ThreadedEngine(RunnerCompares):
             return
         # A round that runs takes them behind itself; the command finds them otherwise.
         self._knob_changes.put(dict(changes))
-        self._submit(lambda cancel: self._apply_knobs())
+        self._commands.put(
+            lambda cancel: self._apply_knobs(),
+            lambda report: KnobsRefused(tuple(changes.items()), report),
+        )
 
     def save_profile(self, path: str) -> None:
         engine = self._engine
@@ -124,16 +131,11 @@ class ThreadedEngine(RunnerCompares):
         write_profile(Path(path), values, note="Switches that differ from their defaults.")
 
     def cancel(self) -> None:
-        with self._cancels_lock:
-            for cancel in self._cancels:
-                cancel.set()
+        self._commands.cancel()
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        if not self._closing:
-            self._closing = True
-            self._stop_compare(closing=True)
-            self.cancel()
-            self._commands.put(None)
+        self._stop_compare(closing=True)
+        self._commands.close()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -178,34 +180,43 @@ class ThreadedEngine(RunnerCompares):
     def demo_model_path(self) -> str:
         return str(demo_model())
 
-    def _submit(self, run: Callable[[threading.Event], None]) -> threading.Event:
-        if self._closing:
-            raise BusyError("The engine is closing.", next_step="Start Rondo again.")
-        command = _Command(run, threading.Event())
-        with self._cancels_lock:
-            self._cancels.add(command.cancel)
-        self._commands.put(command)
-        return command.cancel
-
     def _run(self) -> None:
         """The thread: one command after the other until close."""
         while (command := self._next()) is not None:
-            command.run(command.cancel)
-            with self._cancels_lock:
-                self._cancels.discard(command.cancel)
+            try:
+                command.run(command.cancel)
+            except BaseException as error:  # the last guard: a thread that died could tell nothing
+                self._tell_fault(command, error)
+            self._commands.done(command)
         self._set_state("closing")
-        if self._engine:
-            self._engine.close()
-            self._engine = None
+        engine, self._engine = self._engine, None
+        if engine:
+            self._free(engine)
         self._set_state("closed")
 
-    def _next(self) -> _Command | None:
+    def _next(self) -> Command | None:
         """The next command; while there is none the heart still beats twice a second."""
         while True:
             try:
-                return self._commands.get(timeout=0.5)
+                return self._commands.take(wait_s=0.5)
             except queue.Empty:
                 self._beat_s = time.monotonic()
+
+    def _tell_fault(self, command: Command, error: BaseException) -> None:
+        """End a command that failed as none should, with the model that is left."""
+        report = ErrorReport.of(error, traceback.format_exc())
+        self._card = self._engine.card if self._engine else None
+        if self._card is None:
+            report = replace(report, kept="No model is loaded.", next_step="Open the model again.")
+        self._thinking = False
+        self._events.put(command.failed(report))
+        self._settle()
+
+    def _free(self, engine: Engine) -> None:
+        try:
+            engine.close()
+        except Exception as error:  # it is out of use either way
+            _say(f"A model was not freed: {type(error).__name__}: {error}")
 
     def _set_state(self, state: str) -> None:
         self._beat_s = time.monotonic()
@@ -282,7 +293,7 @@ class ThreadedEngine(RunnerCompares):
             self._card = opened.card
             self._context_tokens = 0
             if previous:
-                previous.close()
+                self._free(previous)
             self._events.put(Loaded(opened.card))
         self._settle()
 
@@ -293,7 +304,7 @@ class ThreadedEngine(RunnerCompares):
         return Engine.open(
             path,
             remember=True,
-            on_trouble=lambda trouble: print(f"rondo: {trouble}", file=sys.stderr),
+            on_trouble=_say,
             **options,
         )
 
@@ -363,14 +374,6 @@ class ThreadedEngine(RunnerCompares):
             self._apply_knobs()
 
 
-@dataclass(frozen=True, slots=True)
-class _Command:
-    """Work for the thread and the event that cancels it."""
-
-    run: Callable[[threading.Event], None]
-    cancel: threading.Event
-
-
 class _Every:
     """True at most once an interval."""
 
@@ -384,3 +387,8 @@ class _Every:
             return False
         self._last_s = now_s
         return True
+
+
+def _say(trouble: str) -> None:
+    """Tell what concerns no request and keeps none from going on."""
+    print(f"rondo: {trouble}", file=sys.stderr)

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from engine.api import CompareProgress, CompareReport, CompareRequest, ModelCard
+from engine.api import CompareFailed, CompareProgress, CompareReport, CompareRequest, ModelCard
+from engine.command_queue import CommandQueue
 from engine.compare_handle import CLOSED, OPENED, Compares
 from engine.errors import BusyError
 from engine.measure.runs import RunStore
@@ -28,7 +29,7 @@ class RunnerCompares(Compares):
     _request_id: int
     _on_round: OnRound
     _open: Callable[..., Engine]
-    _submit: Callable[[Callable[[threading.Event], None]], threading.Event]
+    _commands: CommandQueue
     _set_state: Callable[[str], None]
     _settle: Callable[[], None]
 
@@ -37,8 +38,9 @@ class RunnerCompares(Compares):
         self._compare_cancel = threading.Event()
 
     def _queue_compare(self, compare_id: int, request: CompareRequest) -> None:
-        self._compare_cancel = self._submit(
-            lambda cancel: self._compare(compare_id, request, cancel)
+        self._compare_cancel = self._commands.put(
+            lambda cancel: self._compare(compare_id, request, cancel),
+            lambda report: CompareFailed(compare_id, report, None),
         )
 
     def _stop_compare(self, *, closing: bool = False) -> None:

@@ -5,16 +5,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from checkpoints import make_checkpoint
 
 from engine.api import (
+    CompareFailed,
+    CompareRequest,
     Event,
     Failed,
     Finished,
     GenerateRequest,
+    KnobsRefused,
     Loaded,
     LoadFailed,
     LoadProgressed,
@@ -24,6 +29,7 @@ from engine.api import (
 )
 from engine.errors import BusyError
 from engine.runner import ThreadedEngine
+from engine.spec.decode import DecodeLoop, Round
 
 PATIENCE_S = 60.0
 
@@ -183,3 +189,101 @@ def test_an_unexpected_error_of_the_first_load_claims_no_model(
     assert "model" not in report.kept
     assert "broken" in report.details
     assert handle.snapshot().state in ("loading", "empty")
+
+
+class Fatal(BaseException):
+    """What no `except Exception` catches, such as a SystemExit deep in a library."""
+
+
+def fatal(*_: object, **__: object) -> NoReturn:
+    raise Fatal("a bug")
+
+
+def test_a_fault_in_an_answer_ends_it_and_the_thread_goes_on(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds, run = count(), DecodeLoop.round
+
+    def some_rounds(self: DecodeLoop, wanted: int) -> Round:
+        return run(self, wanted) if next(rounds) < 6 else fatal()
+
+    with monkeypatch.context() as broken:
+        broken.setattr(DecodeLoop, "round", some_rounds)
+        request_id = listener.handle.generate(ask("the engine", 64))
+        failed = listener.wait(Failed)
+    assert failed.request_id == request_id
+    assert failed.report.cause == "Fatal: a bug"
+    assert "in fatal" in failed.report.details
+    assert failed.text == listener.handle.text_since(request_id, 0)[0] != ""
+    listener.handle.generate(ask("the"))
+    assert listener.wait(Finished)
+
+
+def test_a_fault_in_a_load_leaves_what_was_loaded(
+    listener: Listener, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr("engine.engine.read_checkpoint", fatal)
+        listener.handle.load(str(model))
+        failed = listener.wait(LoadFailed)
+    assert (failed.path, failed.report.cause) == (str(model), "Fatal: a bug")
+    assert failed.report.kept == "What was loaded stays loaded."
+    listener.handle.generate(ask("the"))
+    assert listener.wait(Finished)
+
+
+def test_a_fault_without_a_model_says_that_none_is_loaded(
+    handle: ThreadedEngine, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener = Listener(handle)
+    with monkeypatch.context() as broken:
+        broken.setattr("engine.engine.read_checkpoint", fatal)
+        handle.load(str(model))
+        report = listener.wait(LoadFailed).report
+    assert (report.kept, report.next_step) == ("No model is loaded.", "Open the model again.")
+    handle.load(str(model))
+    assert listener.wait(Loaded)
+
+
+def test_a_fault_in_a_comparison_ends_it_and_answers_are_taken_again(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr("engine.measure.ab_session.run_ab", fatal)
+        compare_id = listener.handle.compare(
+            CompareRequest(base={}, candidate={"QWEN38_MTP_DEPTH": "1"})
+        )
+        failed = listener.wait(CompareFailed)
+    assert (failed.compare_id, failed.error.cause) == (compare_id, "Fatal: a bug")
+    listener.handle.generate(ask("the"))
+    assert listener.wait(Finished)
+
+
+def test_a_fault_in_a_switch_is_told_as_a_refusal(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr("engine.engine.Engine.set_knobs", fatal)
+        listener.handle.set_knobs({"QWEN38_MTP_DEPTH": "1"})
+        refused = listener.wait(KnobsRefused)
+    assert refused.changes == (("QWEN38_MTP_DEPTH", "1"),)
+    assert refused.report.cause == "Fatal: a bug"
+    listener.handle.generate(ask("the"))
+    assert listener.wait(Finished)
+
+
+def test_a_model_that_cannot_be_freed_keeps_neither_the_next_nor_the_end(
+    listener: Listener,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def stuck(self: object) -> None:
+        raise RuntimeError("stuck")
+
+    monkeypatch.setattr("engine.engine.Engine.close", stuck)
+    listener.handle.load(str(model))
+    assert listener.wait(Loaded)
+    assert listener.handle.close(PATIENCE_S)
+    assert listener.handle.snapshot().state == "closed"
+    assert capsys.readouterr().err.count("A model was not freed: RuntimeError: stuck") == 2
