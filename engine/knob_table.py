@@ -39,6 +39,16 @@ _ROUND: tuple[Knob, ...] = (
         "their own.",
         "identical", "live", "commit passes", "verify",
         backends=("native", "cuda"), why="the readable operations keep the state behind every row",
+        requires=(("RANKK", "1"),),
+    ),
+    Knob(
+        "RANKK", "choice", "1",
+        "Commit accepted rows from what the verify pass recorded of them (1), by running their tokens through "
+        "the model again (0), or both ways and compare (check). Anything but 1 needs "
+        "QWEN38_COMMIT_IN_VERIFY=0.",
+        "identical", "recapture", "commits by record", "verify",
+        choices=("1", "0", "check"), why="the readable operations keep the state behind every row",
+        why_cuda="accepted rows are applied from their record; there is no other way",
     ),
     Knob(
         "VERIFY_ROWS", "int", "32",

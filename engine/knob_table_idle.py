@@ -8,7 +8,6 @@ from engine.knob_kinds import Knob
 _CUDA = "it shapes CUDA or Triton kernels, and this backend has none"
 _OWN_WALK = "it shapes the Triton form of the solve; here the solve is PyTorch's"
 _NO_HEAD_COPY = "the drafters read the model's own head here"
-_ONE_COMMIT = "accepted rows are applied from their record with the bits of single steps; there is no other way"
 
 
 def _idle(
@@ -34,8 +33,6 @@ def _idle(
 
 IDLE: tuple[Knob, ...] = (
     # Verify
-    _idle("RANKK", "choice", "1", "Commit from the recorded factors, replay the rows, or compare both.",
-          "near-tie", "verify", _ONE_COMMIT, choices=("1", "0", "check")),
     _idle("KV_FP8", "bool", "0", "Keep keys and values in e4m3 with one scale a head and token.",
           "near-tie", "verify", "the cache and its attention kernel hold bf16 alone", flip="reload"),
     _idle("TREE_HOST_DEPTH", "bool", "1", "Take a tree's depth from the host instead of a device read.",

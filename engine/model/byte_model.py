@@ -7,7 +7,8 @@ out: they are thousands of times smaller.
 
 The verify pass reads the state. Where accepted rows are committed inside the next verify pass, that is all, and
 this pass writes the state back once. A commit pass of its own reads the state a second time and writes it once;
-the verify pass then writes none, since the states that it walks through stay in each core's cache.
+the verify pass then writes none, since the states that it walks through stay in each core's cache. A replay of
+the accepted tokens reads everything but the head a second time.
 """
 
 from __future__ import annotations
@@ -46,7 +47,13 @@ class ByteModel:
         )
 
     def round_bytes(
-        self, rows: int, drafted: int, context_tokens: int, *, commit_in_verify: bool = True
+        self,
+        rows: int,
+        drafted: int,
+        context_tokens: int,
+        *,
+        commit_in_verify: bool = True,
+        replay: bool = False,
     ) -> int:
         """Bytes of a round with `drafted` tokens from the MTP head and one verify pass of `rows` rows."""
         if rows < 1:
@@ -54,6 +61,9 @@ class ByteModel:
         verify = self.trunk_bytes + self.head_bytes
         verify += self.state_bytes * (1 if commit_in_verify else 2)
         verify += self.kv_bytes_per_token * context_tokens
+        if replay:
+            verify += self.trunk_bytes + self.state_bytes
+            verify += self.kv_bytes_per_token * context_tokens
         return verify + self.draft_bytes(drafted, context_tokens)
 
     def draft_bytes(self, steps: int, context_tokens: int) -> int:

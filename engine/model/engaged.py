@@ -18,6 +18,10 @@ class Engaged:
         """The path was taken `times` more."""
         self._counts[path] = self._counts.get(path, 0) + times
 
+    def most(self, path: str, value: int) -> None:
+        """Keep the largest of the values seen instead of a count."""
+        self._counts[path] = max(value, self._counts.get(path, 0))
+
     def bundle(self, paths: Mapping[str, int]) -> int:
         """A number for paths that one pass takes together, so often each: a pass then counts in one step."""
         known = self._bundles.setdefault(frozenset(paths.items()), len(self._runs))

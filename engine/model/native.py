@@ -27,6 +27,7 @@ from engine.model.block_native import CONTEXT, DRAFT, NativeBlock, unsupported_b
 from engine.model.byte_model import ByteModel
 from engine.model.config import ModelConfig
 from engine.model.engaged import Engaged
+from engine.model.native_commit import CommitWay, NativeCommits
 from engine.model.native_forward import NativeForward
 from engine.model.native_mtp import NativeMtp
 from engine.model.native_weights import NativeWeights
@@ -47,7 +48,8 @@ class NativeBackend:
 
     Rows of a verify pass are recorded, not committed: `commit` only names the rows to keep, and the next pass
     applies them to each state tile as it loads it, so that the state is read and written once a round. With
-    QWEN38_COMMIT_IN_VERIFY off a pass of its own applies them at once, with the same bits.
+    QWEN38_COMMIT_IN_VERIFY off a pass of its own applies them at once, and with QWEN38_RANKK off their tokens
+    run through the model again, with the same bits.
     """
 
     name = "native"
@@ -95,8 +97,7 @@ class NativeBackend:
         self._forward = NativeForward(config, packed, self._arena, tokens)
         self._ids = self._arena.ids.numpy()
         self._start = self._arena.start.numpy()
-        self._pending_count = self._arena.pending.count.numpy()
-        self._pending_rows = self._arena.pending.rows.numpy()
+        self._commits = NativeCommits(self._arena, self._engaged)
         self._parents = self._arena.parents.numpy()
         self._best = self._arena.best.numpy()
         self._logits = self._arena.logits[:, :tokens].numpy()
@@ -105,8 +106,7 @@ class NativeBackend:
 
     def reset(self, *, speculate: bool) -> None:
         self.length = 0
-        self._parity = 0
-        self._pending_count[0] = 0
+        self._commits.reset()
         self._verified: list[int] = []
         self._tree: Sequence[int] | None = None  # parents of the verified rows, None for a chain
         self._pass_rows = 0  # of the latest trunk pass, whose tokens lie in the arena
@@ -122,7 +122,7 @@ class NativeBackend:
         for at in range(0, len(ids), MAX_ROWS):
             part = ids[at : at + MAX_ROWS]
             self._pass("prefill", part)
-            self._pending_count[0] = 0
+            self._commits.applied()
             self._mtp.add(self._run, range(len(part)), part)
             if self._block is not None:
                 self._block.add(self._run, range(len(part)))
@@ -145,7 +145,7 @@ class NativeBackend:
         if tree is not None:
             self._parents[:rows] = tree
         self._pass("chain" if tree is None else "tree", ids, in_round=True)
-        self._pending_count[0] = 0
+        self._commits.applied()
         self._verified, self._tree = list(ids), tree
         return Verified(self._best[:rows].tolist(), self._logits[:rows])
 
@@ -153,17 +153,17 @@ class NativeBackend:
         path = accepted_path(rows, len(self._verified), self._tree)
         ids = [self._verified[row] for row in path]
         self._verified = []
-        self._pending_rows[: len(path)] = path
-        self._pending_count[0] = len(path)
-        # The next pass owns the other record set and finds these rows in this one.
-        self._parity = 1 - self._parity
         self._mtp.add(self._run, path, ids, in_round=True)
         if self._block is not None:
             self._block.add(self._run, path, in_round=True)
+        self._commits.keep(
+            self._run,
+            self._commit_way,
+            path,
+            self.length,
+            lambda: self._pass("replay", ids, in_round=True),
+        )
         self.length += len(path)
-        if not self._commit_in_verify:
-            self._flush(in_round=True)
-            self._engaged.count("commit passes")
 
     def draft(self, anchor: int, depth: int) -> list[int]:
         return [step.tokens[0] for step in self.draft_steps(anchor, depth, 1)]
@@ -203,15 +203,21 @@ class NativeBackend:
         return 0 if self._block is None else self._block.draft_bytes()
 
     def round_bytes(self, rows: int, drafted: int) -> int:
+        way = self._commit_way
         return self._bytes.round_bytes(
-            rows, drafted, self.length, commit_in_verify=self._commit_in_verify
+            rows,
+            drafted,
+            self.length,
+            commit_in_verify=way.in_verify or not way.by_record,
+            replay=way.replay,
         )
 
     def draft_bytes(self, steps: int) -> int:
         return self._bytes.draft_bytes(steps, self.length)
 
     def written_bytes(self) -> int:
-        return self._bytes.state_bytes
+        way = self._commit_way
+        return self._bytes.state_bytes * (way.by_record + way.replay)
 
     def suspect_layer(self) -> str:
         # A drafter that computed no number proposed -1, which no embedding row stands for.
@@ -235,7 +241,7 @@ class NativeBackend:
         self._replay = knobs.flag("VERIFY_GRAPH")
         self._most_recorded_tokens = knobs.number("GRAPH_MAX_CTX")
         self._replay_drafts = knobs.flag("DRAFT_GRAPH")
-        self._commit_in_verify = knobs.flag("COMMIT_IN_VERIFY")
+        self._commit_way = CommitWay.of(knobs)
 
     def engaged(self) -> dict[str, int]:
         return self._engaged.counts()
@@ -248,6 +254,8 @@ class NativeBackend:
         shapes = [("chain", rows) for rows in range(1, depth + 2)]
         if depth and width > 1:
             shapes.append(("tree", 1 + depth * width))
+        if self._commit_way.replay:
+            shapes += [("replay", rows) for rows in range(1, depth + 2)]
         for kind, rows in shapes if self._replay else ():
             for parity in (0, 1):
                 self._graphs.get(self._key(kind, rows, parity=parity), self._record)
@@ -282,7 +290,7 @@ class NativeBackend:
         "state N" float32 [Hv, dk, dv] and "tail N" of delta layers; "keys N" and "values N" of attention
         layers; "mtp keys" and "mtp values" of every position but the last.
         """
-        self._flush()
+        self._commits.flush(self._run, self.length)
         arena = self._arena
         self._mtp.flush(self._run)
         state: dict[str, Tensor] = {"length": torch.tensor(self.length)}
@@ -294,13 +302,6 @@ class NativeBackend:
         if arena.mtp_kv is not None:
             state["mtp keys"], state["mtp values"] = self._mtp.read()
         return state
-
-    def _flush(self, *, in_round: bool = False) -> None:
-        """Apply the pending rows to the states and caches."""
-        if self._pending_count[0]:
-            self._start[0] = self.length
-            self._run("flush", 0, in_round=in_round)
-            self._pending_count[0] = 0
 
     def _begin(self, ids: Sequence[int]) -> None:
         """Check the room; rows verified before and not committed are gone."""
@@ -322,7 +323,7 @@ class NativeBackend:
         self, kind: str, rows: int, *, steps: int = 0, width: int = 0, in_round: bool = False
     ) -> None:
         """Run a recording; only a pass that is part of a round adds to the operation times."""
-        key = self._key(kind, rows, parity=self._parity, steps=steps, width=width)
+        key = self._key(kind, rows, parity=self._commits.parity, steps=steps, width=width)
         prefix = "draft " if kind in _DRAFTS else ""
         if self._replays(kind):
             tape = self._graphs.get(key, self._record)
@@ -344,7 +345,7 @@ class NativeBackend:
     def _key(
         self, kind: str, rows: int, *, parity: int = 0, steps: int = 0, width: int = 0
     ) -> GraphKey:
-        if kind in ("head", *_DRAFTS):
+        if kind in ("head", "replay", *_DRAFTS):
             parity = 0  # these passes touch no record
         context = context_class(self.length + rows)
         return GraphKey(kind, rows, context, self._signature, parity, steps, width)
@@ -355,6 +356,10 @@ class NativeBackend:
         forward, arena, rows = self._forward, self._arena, key.rows
         if key.kind == "flush":
             forward.flush(tape, parity=key.parity)
+        elif key.kind == "replay":
+            forward.trunk(
+                tape, rows=rows, parity=0, advance=True, expected_length=key.context_class
+            )
         elif key.kind == "head":
             forward.head(tape, arena.hidden, rows)
         elif key.kind == "draft":

@@ -56,10 +56,13 @@ class KvCache:
         """Head dimension."""
         return self.values.shape[2]
 
-    def read(self, length: int) -> tuple[Tensor, Tensor]:
-        """Copies of the first positions, (k, v) each [length, Hkv, D]."""
-        keys = self.keys.permute(1, 3, 0, 2, 4).reshape(self.capacity, self.heads, self.dim)
-        return keys[:length].clone(), self.values.transpose(0, 1)[:length].clone()
+    def read(self, length: int, first: int = 0) -> tuple[Tensor, Tensor]:
+        """Copies of positions first .. length - 1, (k, v) each [T, Hkv, D]; others stay untouched."""
+        low, high = first // BLOCK, -(-length // BLOCK)
+        keys = self.keys[:, low:high].permute(1, 3, 0, 2, 4).reshape(-1, self.heads, self.dim)
+        wanted = slice(first - low * BLOCK, length - low * BLOCK)
+        values = self.values[:, first:length].transpose(0, 1)
+        return keys[wanted].clone(), values.clone(memory_format=torch.contiguous_format)
 
     def write(self, first: int, k: Tensor, v: Tensor) -> None:
         """Store k, v [T, Hkv, D] at positions first .. first + T.

@@ -11,12 +11,17 @@ import torch
 from test_native import CAPACITY, CONFIG, VOCABULARY, make, sequence
 from trees import random_rows
 
+from engine.errors import UsageError
 from engine.knobs import KnobSet
 from engine.model.native import NativeBackend
+from engine.model.native_commit import difference
 
 SWITCHES = (
     {},
     {"COMMIT_IN_VERIFY": "0"},
+    {"COMMIT_IN_VERIFY": "0", "RANKK": "0"},
+    {"COMMIT_IN_VERIFY": "0", "RANKK": "0", "VERIFY_GRAPH": "0"},
+    {"COMMIT_IN_VERIFY": "0", "RANKK": "check"},
     {"VERIFY_GRAPH": "0"},
     {"DRAFT_GRAPH": "0"},
     {"COMMIT_IN_VERIFY": "0", "VERIFY_GRAPH": "0", "DRAFT_GRAPH": "0"},
@@ -114,6 +119,66 @@ def test_a_round_that_commits_at_once_leaves_nothing_pending(backend: NativeBack
     assert not torch.equal(committed, before)
     backend.committed_state()
     assert torch.equal(backend._arena.delta[0].state.recurrent, committed)
+
+
+def test_each_way_to_commit_counts_and_reads_what_it_does(backend: NativeBackend) -> None:
+    layers = len(CONFIG.gdn_layers)
+    for way, by_record, by_replay, walks in (("1", 3, 0, 2), ("0", 0, 3, 2), ("check", 3, 3, 3)):
+        flip(backend, {"COMMIT_IN_VERIFY": "0", "RANKK": way})
+        backend.reset(speculate=False)
+        backend.prefill(sequence(5))
+        backend.reset_operation_times()
+        before = backend.engaged()
+        for _ in range(3):
+            backend.verify([1, 2, 3])
+            backend.commit(2)
+        times = {each.name: each.calls for each in backend.operation_times()}
+        assert times["gated_delta"] == 3 * layers * walks
+        assert times["head"] == 3  # a replay needs no logits
+        seen = backend.engaged()
+        names = ("commits by record", "commits by replay", "commits compared")
+        counts = [seen.get(name, 0) - before.get(name, 0) for name in names]
+        assert counts == [by_record, by_replay, min(by_record, by_replay)]
+        state = backend.written_bytes()
+        assert state == (2 if way == "check" else 1) * backend._bytes.state_bytes
+        once = backend._bytes.round_bytes(3, 0, backend.length)
+        again = once - backend._bytes.head_bytes
+        state = backend._bytes.state_bytes
+        wanted = {"1": once + state, "0": once + again, "check": once + again + state}[way]
+        assert backend.round_bytes(3, 0) == wanted
+    assert backend.engaged()["largest commit difference (1e-9)"] == 0
+
+
+def test_a_comparison_of_commits_shows_a_difference(backend: NativeBackend) -> None:
+    flip(backend, {"COMMIT_IN_VERIFY": "0", "RANKK": "check"})
+    backend.reset(speculate=False)
+    backend.prefill(sequence(5))
+    backend.verify([1, 2, 3])
+    record = backend._arena.delta[0].records[backend._commits.parity]
+    record.correction[0, 1, 0] += 0.5
+    backend.commit(2)
+    assert backend.engaged()["largest commit difference (1e-9)"] >= 10**6
+    after = backend.committed_state()
+    flip(backend, {})
+    backend.reset(speculate=False)
+    backend.prefill([*sequence(5), 1, 2])
+    for name, values in backend.committed_state().items():
+        assert torch.equal(after[name], values), name  # the replay is what stays
+
+
+@pytest.mark.parametrize(
+    ("other", "apart"),
+    [(1.0, 0), (1.5, 5 * 10**8), (1.0 + 2.0**-40, 1), (float("nan"), 10**18)],
+)
+def test_a_difference_is_never_rounded_away(other: float, apart: int) -> None:
+    one = torch.tensor([1.0, float("nan")], dtype=torch.float64)
+    assert difference(one, torch.tensor([other, float("nan")], dtype=torch.float64)) == apart
+
+
+def test_a_replay_needs_commits_of_their_own() -> None:
+    for way in ("0", "check"):
+        with pytest.raises(UsageError, match="COMMIT_IN_VERIFY=1 needs QWEN38_RANKK=1"):
+            KnobSet({}).changed({"QWEN38_RANKK": way})
 
 
 def test_a_tree_runs_its_own_recording_and_a_line_the_chains(backend: NativeBackend) -> None:
