@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.allocation import memory_short
 from engine.api_compare import (
     DEFAULT_PAIRS,
     FEWEST_PAIRS,
@@ -174,6 +175,7 @@ class ErrorReport:
     @staticmethod
     def of(error: BaseException, details: str = "") -> ErrorReport:
         """The report of any exception; an unexpected one keeps its type name in the cause."""
+        error = memory_short(error, "this", kept="What was loaded stays loaded.") or error
         if isinstance(error, RondoError):
             return ErrorReport(error.title, error.cause, error.kept, error.next_step, details)
         return ErrorReport(

@@ -15,9 +15,11 @@ import signal
 import sys
 import threading
 
+from engine.allocation import memory_short
 from engine.errors import Cancelled, RondoError, UsageError
 
 OK, FAILED, USAGE, GATE = 0, 1, 2, 3
+_KEPT = "What was stored before is as it was."
 
 COMMANDS = {
     "generate": "one answer on the terminal",
@@ -54,6 +56,12 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader went away (`rondo generate | head`); the interpreter must not flush into the pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except (MemoryError, RuntimeError, OSError) as error:
+        short = memory_short(error, f"`{arguments.prog}`", kept=_KEPT)
+        if short is None:
+            raise
+        _tell(short, as_json=arguments.json)
         return FAILED
     finally:
         signal.signal(signal.SIGINT, previous)
@@ -112,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--json", action="store_true", help="one JSON object on stdout")
         module = importlib.import_module(f"engine.commands.{name}")
         module.add_options(command)
-        command.set_defaults(run=module.run)
+        command.set_defaults(run=module.run, prog=command.prog)
     return parser
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.allocation import allocating
 from engine.api import LoadProgress
 from engine.errors import Cancelled, CheckpointError, UnsupportedModelError
 from engine.load import formats
@@ -23,7 +24,7 @@ from engine.load.generation import GenerationDefaults, read_generation
 from engine.load.linears import read_linear, refuse_invalid, rounded
 from engine.load.memory import MemoryNeed, available_memory_bytes, check_memory
 from engine.load.plan import LoadPlan, make_plan
-from engine.load.reader import TensorReader
+from engine.load.reader import KEPT, TensorReader
 from engine.load.safetensors_index import read_index
 from engine.load.stored import Dense, StoredLinear
 from engine.load.template import ChatTemplate
@@ -133,7 +134,8 @@ def read_checkpoint(
 
     Raises:
         CheckpointError, UnsupportedModelError: the folder cannot be used; nothing large was read.
-        MemoryShortError: the estimate exceeds what is available; nothing was read.
+        MemoryShortError: the estimate exceeds what is available, and nothing was read; or an allocation
+            failed, and what was read is freed.
         Cancelled: `cancel` was set; everything read so far is freed.
     """
     if cancel is not None and cancel.is_set():
@@ -143,7 +145,10 @@ def read_checkpoint(
     available = available_memory_bytes() if available_bytes is None else available_bytes
     check_memory(memory_need(plan, context_tokens, keep_float32=keep_float32), available)
     total_bytes = sum(entry.nbytes for entry in plan.entries)
-    with TensorReader(total_bytes, on_progress, cancel) as reader:
+    with (
+        allocating(f"the weights of {_model_name(found.path)}", kept=KEPT),
+        TensorReader(total_bytes, on_progress, cancel) as reader,
+    ):
         weights = _Builder(plan, reader, keep_float32=keep_float32).model()
     notices = found.notices
     if keep_float32:

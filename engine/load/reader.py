@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.allocation import allocating, memory_short
 from engine.api import LoadProgress
 from engine.errors import Cancelled, CheckpointError
 from engine.load.files import unreadable
@@ -20,6 +21,7 @@ from engine.load.safetensors_index import TensorEntry
 
 STEP_BYTES = 32 << 20  # between two looks at the cancel
 READING = "reading weights"
+KEPT = "What was read of it is freed."
 
 _TORCH_DTYPES = {
     "BF16": torch.bfloat16,
@@ -69,9 +71,12 @@ class TensorReader:
         Raises:
             Cancelled: the cancel was set.
             CheckpointError: the file cannot be read, or changed since its header was checked.
+            MemoryShortError: there is no memory for it.
         """
-        mapped = self._map(entry)
-        tensor = torch.empty(entry.nbytes, dtype=torch.uint8)
+        size = f"{entry.nbytes / 1e9:.2f} GB"
+        with allocating(f"tensor {entry.name} of {entry.file.name} ({size})", kept=KEPT):
+            mapped = self._map(entry)
+            tensor = torch.empty(entry.nbytes, dtype=torch.uint8)
         target = tensor.numpy()
         for start in range(0, entry.nbytes, STEP_BYTES):
             count = min(STEP_BYTES, entry.nbytes - start)
@@ -91,6 +96,8 @@ class TensorReader:
                     mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 self._maps[entry.file] = mapped
         except (OSError, ValueError) as error:
+            if memory_short(error, entry.file.name):
+                raise
             raise unreadable(entry.file, error) from error
         # Touching a mapped page behind the end of a file would kill the process.
         if min(size, len(mapped)) < entry.offset + entry.nbytes:

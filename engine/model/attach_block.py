@@ -6,11 +6,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from engine.allocation import allocating
 from engine.api import LoadProgress
 from engine.errors import CheckpointError, MemoryShortError, UnsupportedModelError
 from engine.knobs import KnobSet
 from engine.load.checkpoint import Checkpoint
 from engine.load.drafter import OFF, drafter_folder, read_drafter
+from engine.load.reader import KEPT
 from engine.model.backend import Backend
 
 
@@ -33,15 +35,16 @@ def attach_block(
     if folder is None:
         return ()
     try:
-        block = read_drafter(
-            folder,
-            checkpoint.config,
-            context_tokens=backend.capacity,
-            nvfp4=knobs.flag("DRAFT_NVFP4"),
-            on_progress=on_progress,
-            cancel=cancel,
-        )
-        backend.attach_block(block)
+        with allocating(f"the block drafter {folder.name}", kept=KEPT):
+            block = read_drafter(
+                folder,
+                checkpoint.config,
+                context_tokens=backend.capacity,
+                nvfp4=knobs.flag("DRAFT_NVFP4"),
+                on_progress=on_progress,
+                cancel=cancel,
+            )
+            backend.attach_block(block)
     except (CheckpointError, UnsupportedModelError, MemoryShortError) as error:
         if named:
             raise

@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from engine.allocation import allocating
 from engine.api import LoadProgress, ModelCard
 from engine.errors import Cancelled, MemoryShortError, RondoError, UsageError
 from engine.knobs import KnobSet
 from engine.load.checkpoint import Checkpoint
 from engine.load.memory import FLOOR_BYTES, available_memory_bytes
+from engine.load.reader import KEPT
 from engine.measure.roof import Roof, roof_of_rounds
 from engine.model.attach_block import attach_block
 from engine.model.backend import Backend
@@ -27,6 +29,7 @@ from kernels.build import NativeBuildError, NativeLibrary, load_library
 from kernels.tape import Pool
 
 ISA_NAMES = {
+    "amx": "AMX BF16",
     "avx512bf16": "AVX-512 BF16",
     "avx512": "AVX-512",
     "avx2": "AVX2",
@@ -100,20 +103,45 @@ def open_backend(
     on_progress: Callable[[LoadProgress], None] | None = None,
     cancel: threading.Event | None = None,
 ) -> OpenedBackend:
-    """The fastest backend this machine and these switches allow."""
+    """The fastest backend this machine and these switches allow.
+
+    Raises MemoryShortError, among others, with the last step that was begun; nothing stays allocated then.
+    """
 
     def attach(backend: Backend) -> tuple[str, ...]:
         return attach_block(backend, checkpoint, knobs, on_progress=on_progress, cancel=cancel)
 
+    last = "the weights are read"
+
     def stage(text: str) -> None:
+        nonlocal last
         if cancel and cancel.is_set():
             raise Cancelled("Opening the model was cancelled.")
+        last = text
         if on_progress:
             on_progress(LoadProgress(text, 0, 0))
 
-    wanted = knobs.choice("CPU_ISA")
+    def what() -> str:
+        return f"{checkpoint.name} and a context of {capacity:,} tokens (last step: {last})"
+
     if device == "cuda" and float32:
         raise UsageError("float32 is computed on the processor.", next_step="Use --device cpu.")
+    with allocating(what, kept=KEPT):
+        return _open(checkpoint, capacity, threads, knobs, device, attach, stage, float32=float32)
+
+
+def _open(
+    checkpoint: Checkpoint,
+    capacity: int,
+    threads: int | None,
+    knobs: KnobSet,
+    device: str,
+    attach: Callable[[Backend], tuple[str, ...]],
+    stage: Callable[[str], None],
+    *,
+    float32: bool,
+) -> OpenedBackend:
+    wanted = knobs.choice("CPU_ISA")
     why_no_gpu = ""
     # A switch that names the processor's instructions asks for the processor.
     if device == "cuda" or (device == "auto" and not wanted and not float32):

@@ -185,7 +185,6 @@ class ReferenceBackend:
         return steps
 
     def attach_block(self, block: BlockCheckpoint) -> None:
-        self.block = block
         self._block = ReferenceBlock(
             block.config,
             block.weights,
@@ -195,6 +194,7 @@ class ReferenceBackend:
             capacity=self.capacity,
             dtype=self._dtype,
         )
+        self.block = block
 
     def block_room(self) -> int:
         return 0 if self._block is None else self._block.room()
