@@ -25,6 +25,8 @@ from kernels.build_cache import (
 
 _ROOT = Path(__file__).parent
 _COMPILE_JOBS = 2
+# arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) of x86-64 Linux.
+_ARCH_PRCTL, _REQUEST_FEATURE, _MATRIX_DATA = 158, 0x1023, 18
 _COMMON_FLAGS = (
     "-O3",
     "-std=c++17",
@@ -59,13 +61,12 @@ class IsaLevel:
 
 _AVX2 = frozenset({"avx2", "fma", "bmi2", "f16c"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_BF16 = _AVX512 | {"avx512_bf16", "avx512vbmi", "avx512_vnni"}
+_BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vbmi", "-mavx512vnni")
 # Fastest first.
 ISA_LEVELS = (
-    IsaLevel(
-        "avx512bf16",
-        ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vbmi", "-mavx512vnni"),
-        _AVX512 | {"avx512_bf16", "avx512vbmi", "avx512_vnni"},
-    ),
+    IsaLevel("amx", (*_BF16_FLAGS, "-mamx-tile", "-mamx-bf16"), _BF16 | {"amx_tile", "amx_bf16"}),
+    IsaLevel("avx512bf16", _BF16_FLAGS, _BF16),
     IsaLevel("avx512", ("-march=x86-64-v4",), _AVX512),
     IsaLevel("avx2", ("-march=x86-64-v3",), _AVX2),
     IsaLevel("portable", (), frozenset()),
@@ -85,6 +86,11 @@ class NativeLibrary:
                 f"the compiled kernels {path} could not be loaded: {error}; delete that file and"
                 " start again"
             ) from error
+
+    @property
+    def has_matrix_unit(self) -> bool:
+        """Whether its products work on the matrix unit, whose tiles weights are packed for."""
+        return self.has("rondo_nvfp4_linear_amx")
 
     def function(self, name: str) -> ctypes._CFuncPtr:
         """The C function `name`; ctypes releases the GIL while it runs.
@@ -172,8 +178,17 @@ def _processor_flags() -> frozenset[str]:
         return frozenset()
     for line in text.splitlines():
         if line.startswith("flags"):
-            return frozenset(line.partition(":")[2].split())
+            flags = frozenset(line.partition(":")[2].split())
+            return flags if _matrix_unit_allowed() else flags - {"amx_tile", "amx_bf16"}
     return frozenset()
+
+
+def _matrix_unit_allowed() -> bool:
+    """Ask Linux for the matrix registers of this process, which it gives on request alone."""
+    try:
+        return not ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_FEATURE, _MATRIX_DATA)
+    except (OSError, AttributeError):
+        return False
 
 
 def _compiler() -> list[str]:

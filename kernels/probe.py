@@ -82,7 +82,7 @@ class Probe:
     def dot_gflops(self) -> float:
         """GFLOP/s of the dot-product instruction of this library in independent chains.
 
-        bf16 pairs where the level has them, else fp32 multiply-add; all threads together.
+        Tiles of the matrix unit or bf16 pairs where the level has them, else fp32 multiply-add; all threads together.
         """
         args = _ProbeArgs(self._operands.data_ptr(), None, self._sink.data_ptr())
         args.rounds = _DOT_ROUNDS

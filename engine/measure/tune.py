@@ -21,7 +21,7 @@ from engine.errors import Cancelled, RondoError
 from engine.load.synthetic import synthetic_weights
 from engine.measure.shapes import Shape
 from engine.model.native_weights import NativeWeights
-from engine.model.projection import Projection
+from engine.model.projection import Packing, Projection
 from engine.model.tiles import shape_key
 from kernels.cpu.blocking import DEFAULT, Blocking
 from kernels.cpu.buffers import aligned_copy, aligned_zeros
@@ -74,7 +74,8 @@ def tune(
         Cancelled: `cancel` was set; looked at between settings.
     """
     found = []
-    for packed in products(shape, weight_format, seed):
+    packing = Packing(amx=pool.library.has_matrix_unit)
+    for packed in products(shape, weight_format, packing, seed=seed):
         on_progress(f"{shape_key(packed)}: making cold copies")
         case = _Case(packed, rows, pool, seed)
         best, tried = DEFAULT, 1
@@ -106,11 +107,13 @@ def tune(
     return found
 
 
-def products(shape: Shape, weight_format: str, seed: int = 0) -> Iterator[PackedLinear]:
+def products(
+    shape: Shape, weight_format: str, packing: Packing, *, seed: int = 0
+) -> Iterator[PackedLinear]:
     """One weight of each distinct shape that a pass of `shape` multiplies in this format."""
     config = shape.config
     weights = synthetic_weights(config, weight_format, seed)
-    packed = NativeWeights.pack(config, weights, positions=1)
+    packed = NativeWeights.pack(config, weights, positions=1, packing=packing)
     seen = set()
     for projection in _projections(packed):
         for product, _ in projection.products:

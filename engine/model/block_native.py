@@ -20,7 +20,7 @@ from engine.model.block_forward import (
 )
 from engine.model.block_pack import NativeBlockLayer, NativeBlockWeights
 from engine.model.native_mtp import RunPass
-from engine.model.projection import Projection
+from engine.model.projection import Packing, Projection
 from kernels.block_attention.native import block_attention
 from kernels.block_conv.native import block_conv
 from kernels.cpu.buffers import aligned_zeros
@@ -46,6 +46,7 @@ class NativeBlock:
         self,
         config: BlockConfig,
         weights: BlockWeights,
+        packing: Packing,
         *,
         embedding: Tensor,
         head: Projection,
@@ -62,7 +63,7 @@ class NativeBlock:
         self._bytes = BlockBytes.of(config, weights)
         self._embedding, self._head, self._logits = embedding, head, logits
         self._tokens, self._capacity = tokens, capacity
-        self._weights = packed = NativeBlockWeights.pack(weights)
+        self._weights = packed = NativeBlockWeights.pack(weights, packing)
         positions = min(capacity, config.context_tokens) + config.block_size
         self._positions = positions
         self._rope = rope_table(positions, config.head_dim, config.rope_theta)

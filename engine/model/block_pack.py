@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.load.drafter import BlockLayerWeights, BlockWeights
 from engine.model.native_weights import NativeMlp
-from engine.model.projection import Projection
+from engine.model.projection import Packing, Projection
 from kernels.cpu.buffers import aligned_copy
 from kernels.rms_norm.native import norm_scale
 
@@ -32,20 +32,20 @@ class NativeBlockLayer:
     mlp: NativeMlp
 
     @staticmethod
-    def pack(layer: BlockLayerWeights) -> NativeBlockLayer:
+    def pack(layer: BlockLayerWeights, packing: Packing) -> NativeBlockLayer:
         return NativeBlockLayer(
             input_norm=_plain(layer.input_norm),
-            attention_kernel=Projection.pack(layer.attention_kernel),
+            attention_kernel=Projection.pack(layer.attention_kernel, packing=packing),
             attention_conv=_sides(layer.attention_conv),
-            q=Projection.pack(layer.q),
-            kv=Projection.pack(layer.k, layer.v),
+            q=Projection.pack(layer.q, packing=packing),
+            kv=Projection.pack(layer.k, layer.v, packing=packing),
             q_norm=_plain(layer.q_norm),
             k_norm=_plain(layer.k_norm),
-            o=Projection.pack(layer.o),
+            o=Projection.pack(layer.o, packing=packing),
             post_norm=_plain(layer.post_norm),
-            mlp_kernel=Projection.pack(layer.mlp_kernel),
+            mlp_kernel=Projection.pack(layer.mlp_kernel, packing=packing),
             mlp_conv=_sides(layer.mlp_conv),
-            mlp=NativeMlp.pack(layer),
+            mlp=NativeMlp.pack(layer, packing),
         )
 
 
@@ -64,14 +64,14 @@ class NativeBlockWeights:
     gate_up: int
 
     @staticmethod
-    def pack(weights: BlockWeights) -> NativeBlockWeights:
+    def pack(weights: BlockWeights, packing: Packing) -> NativeBlockWeights:
         """Pack linear by linear, freeing each stored one; codebooks and norms stay."""
-        layers = tuple(NativeBlockLayer.pack(layer) for layer in weights.layers)
+        layers = tuple(NativeBlockLayer.pack(layer, packing) for layer in weights.layers)
         return NativeBlockWeights(
-            fc=Projection.pack(weights.fc),
+            fc=Projection.pack(weights.fc, packing=packing),
             hidden_norm=_plain(weights.hidden_norm),
             norm=_plain(weights.norm),
-            hidden_projection=Projection.pack(weights.hidden_projection),
+            hidden_projection=Projection.pack(weights.hidden_projection, packing=packing),
             layers=layers,
             widest_q=max(layer.q.width for layer in layers),
             widest_kv=max(layer.kv.width for layer in layers),

@@ -18,7 +18,7 @@ from engine.load.weights import (
 )
 from engine.model.arena import Widths
 from engine.model.config import ModelConfig
-from engine.model.projection import Projection, release
+from engine.model.projection import Packing, Projection, release
 from kernels.causal_conv.native import DeltaWeights
 from kernels.cpu.buffers import aligned_copy
 from kernels.elementwise.native import silu_mul
@@ -38,11 +38,11 @@ class NativeMlp:
     down: Projection
 
     @staticmethod
-    def pack(layer: LayerWeights, fuse: bool = True) -> NativeMlp:
-        fused = Projection.pack_gate_up(layer.gate, layer.up) if fuse else None
-        gate = None if fused else Projection.pack(layer.gate)
-        up = None if fused else Projection.pack(layer.up)
-        return NativeMlp(fused, gate, up, Projection.pack(layer.down))
+    def pack(layer: LayerWeights, packing: Packing) -> NativeMlp:
+        fused = Projection.pack_gate_up(layer.gate, layer.up, packing)
+        gate = None if fused else Projection.pack(layer.gate, packing=packing)
+        up = None if fused else Projection.pack(layer.up, packing=packing)
+        return NativeMlp(fused, gate, up, Projection.pack(layer.down, packing=packing))
 
     @property
     def scratch_width(self) -> int:
@@ -80,16 +80,16 @@ class NativeDelta:
     mlp: NativeMlp
 
     @staticmethod
-    def pack(layer: GdnLayerWeights, fuse: bool, fuse_gates: bool) -> NativeDelta:
+    def pack(layer: GdnLayerWeights, packing: Packing) -> NativeDelta:
         return NativeDelta(
             input_norm=norm_scale(layer.input_norm),
-            project=Projection.pack(layer.in_qkv, layer.in_z, fuse=fuse),
-            gates=Projection.pack(layer.in_b, layer.in_a, fuse=fuse_gates),
+            project=Projection.pack(layer.in_qkv, layer.in_z, packing=packing),
+            gates=Projection.pack(layer.in_b, layer.in_a, packing=packing.of_gates),
             small=DeltaWeights.pack(layer.conv, layer.a_log, layer.dt_bias),
             gdn_norm=gated_norm_weight(layer.gdn_norm),
-            out=Projection.pack(layer.out),
+            out=Projection.pack(layer.out, packing=packing),
             post_norm=norm_scale(layer.post_norm),
-            mlp=NativeMlp.pack(layer, fuse),
+            mlp=NativeMlp.pack(layer, packing),
         )
 
 
@@ -106,15 +106,15 @@ class NativeAttention:
     mlp: NativeMlp
 
     @staticmethod
-    def pack(layer: AttentionLayerWeights, fuse: bool) -> NativeAttention:
+    def pack(layer: AttentionLayerWeights, packing: Packing) -> NativeAttention:
         return NativeAttention(
             input_norm=norm_scale(layer.input_norm),
-            project=Projection.pack(layer.q, layer.k, layer.v, fuse=fuse),
+            project=Projection.pack(layer.q, layer.k, layer.v, packing=packing),
             q_norm=norm_scale(layer.q_norm),
             k_norm=norm_scale(layer.k_norm),
-            out=Projection.pack(layer.o),
+            out=Projection.pack(layer.o, packing=packing),
             post_norm=norm_scale(layer.post_norm),
-            mlp=NativeMlp.pack(layer, fuse),
+            mlp=NativeMlp.pack(layer, packing),
         )
 
 
@@ -129,13 +129,13 @@ class NativeMtp:
     layer: NativeAttention
 
     @staticmethod
-    def pack(mtp: MtpWeights, fuse: bool) -> NativeMtp:
+    def pack(mtp: MtpWeights, packing: Packing) -> NativeMtp:
         return NativeMtp(
-            fc=Projection.pack(mtp.fc),
+            fc=Projection.pack(mtp.fc, packing=packing),
             norm_embedding=norm_scale(mtp.norm_embedding),
             norm_hidden=norm_scale(mtp.norm_hidden),
             norm=norm_scale(mtp.norm),
-            layer=NativeAttention.pack(mtp.layer, fuse),
+            layer=NativeAttention.pack(mtp.layer, packing),
         )
 
 
@@ -157,29 +157,28 @@ class NativeWeights:
         weights: ModelWeights,
         *,
         positions: int,
-        fuse: bool = True,
-        fuse_gates: bool = True,
+        packing: Packing,
         on_layer: Callable[[int], None] = lambda index: None,
     ) -> NativeWeights:
         """Pack linear by linear, freeing each stored one, so that memory never holds both sets.
 
         The embedding is freed, too; norms and other small tensors are not.
 
-        `fuse`: linears that read the same input are one product where their formats agree, `fuse_gates` those
-        of decay and beta. `on_layer(index)` is called before each layer and may raise to cancel.
+        `on_layer(index)` is called before each layer and may raise to cancel.
         """
         layers: list[NativeDelta | NativeAttention] = []
         for index, layer in enumerate(weights.layers):
             on_layer(index)
             if isinstance(layer, GdnLayerWeights):
-                layers.append(NativeDelta.pack(layer, fuse, fuse_gates))
+                layers.append(NativeDelta.pack(layer, packing))
             else:
-                layers.append(NativeAttention.pack(layer, fuse))
-        mtp = None if weights.mtp is None else NativeMtp.pack(weights.mtp, fuse)
+                layers.append(NativeAttention.pack(layer, packing))
+        mtp = None if weights.mtp is None else NativeMtp.pack(weights.mtp, packing)
         embed = aligned_copy(weights.embed)
         release(weights.embed)
         # A tied head packs a copy of its own: the embedding is still gathered from.
-        head = Projection.pack(Dense(embed.clone()) if weights.head is None else weights.head)
+        tied = weights.head is None
+        head = Projection.pack(Dense(embed.clone()) if tied else weights.head, packing=packing)
         attentions = [layer for layer in layers if isinstance(layer, NativeAttention)]
         attentions += [] if mtp is None else [mtp.layer]
         deltas = [layer for layer in layers if isinstance(layer, NativeDelta)]

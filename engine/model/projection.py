@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,24 @@ from kernels.cpu.product import PackedLinear
 from kernels.fp8_linear.pack import pack_fp8_blocks, pack_fp8_rows
 from kernels.nvfp4_linear.pack import pack_nvfp4
 from kernels.tape import Tape
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How linears become products.
+
+    fuse: those that read the same input are one product where their formats agree; fuse_gates: those of decay
+    and beta; amx: in tiles of the matrix unit.
+    """
+
+    fuse: bool = True
+    fuse_gates: bool = True
+    amx: bool = False
+
+    @property
+    def of_gates(self) -> Packing:
+        """The packing of decay and beta."""
+        return replace(self, fuse=self.fuse_gates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +48,15 @@ class Projection:
     width: int
 
     @staticmethod
-    def pack(*linears: StoredLinear, fuse: bool = True) -> Projection:
+    def pack(*linears: StoredLinear, packing: Packing) -> Projection:
         """Pack and free each linear: afterwards only the packed copy holds its values.
 
-        Without `fuse` every linear is a product of its own; the bits are the same.
+        Without `packing.fuse` every linear is a product of its own; the bits are the same.
         """
         products, offsets, column = [], [], 0
-        groups = _runs_of_one_format(linears) if fuse else [[each] for each in linears]
+        groups = _runs_of_one_format(linears) if packing.fuse else [[each] for each in linears]
         for group in groups:
-            packed = _pack(group)
+            packed = _pack(group, amx=packing.amx)
             products.append((packed, column))
             offsets += [column + part.offset for part in packed.parts]
             column += packed.columns
@@ -47,11 +65,11 @@ class Projection:
         return Projection(tuple(products), tuple(offsets), column)
 
     @staticmethod
-    def pack_gate_up(gate: StoredLinear, up: StoredLinear) -> Projection | None:
-        """SiLU(gate) * up as one product, or None where the two are stored differently."""
-        if type(gate) is not type(up):
+    def pack_gate_up(gate: StoredLinear, up: StoredLinear, packing: Packing) -> Projection | None:
+        """SiLU(gate) * up as one product, or None where not fused or the two are stored differently."""
+        if not packing.fuse or type(gate) is not type(up):
             return None
-        packed = _pack([gate, up], interleave=True)
+        packed = _pack([gate, up], interleave=True, amx=packing.amx)
         free(gate)
         free(up)
         return Projection(((packed, 0),), (0,), packed.columns)
@@ -109,14 +127,13 @@ def _runs_of_one_format(linears: tuple[StoredLinear, ...]) -> list[list[StoredLi
     return runs
 
 
-def _pack(group: list[StoredLinear], *, interleave: bool = False) -> PackedLinear:
+def _pack(group: list[StoredLinear], *, amx: bool, interleave: bool = False) -> PackedLinear:
     first = group[0]
     if isinstance(first, Nvfp4):
         parts = [(each.codes, each.scales, each.scale_2) for each in group]
-        return pack_nvfp4(parts, interleave=interleave)
-    if isinstance(first, Fp8Block):
-        return pack_fp8_blocks([(each.codes, each.scale) for each in group], interleave=interleave)
-    if isinstance(first, Fp8Row):
-        return pack_fp8_rows([(each.codes, each.scale) for each in group], interleave=interleave)
+        return pack_nvfp4(parts, interleave=interleave, amx=amx)
+    if isinstance(first, Fp8Block | Fp8Row):
+        pack = pack_fp8_blocks if isinstance(first, Fp8Block) else pack_fp8_rows
+        return pack([(each.codes, each.scale) for each in group], interleave=interleave, amx=amx)
     assert isinstance(first, Dense)
-    return pack_bf16([each.weight for each in group], interleave=interleave)
+    return pack_bf16([each.weight for each in group], interleave=interleave, amx=amx)

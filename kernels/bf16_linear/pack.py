@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""bf16 weights in the tiles of the native product (layout: cpu.cpp beside this file)."""
+"""bf16 weights in the tiles of the native products (layouts: cpu.cpp and amx.cpp beside this file)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from kernels.cpu.product import (
 _K_STEP = 32
 
 
-def pack_bf16(parts: list[Tensor], *, interleave: bool = False) -> PackedLinear:
+def pack_bf16(parts: list[Tensor], *, interleave: bool = False, amx: bool = False) -> PackedLinear:
     """Repack bf16 weights [N, K] that share their input into one product.
 
     Args:
         parts: one weight each; any K is accepted and padded with zeros to a multiple of 32.
         interleave: two parts of equal size, gate then up, whose product is silu(gate) * up.
+        amx: for the matrix unit instead of the vector units.
 
     Raises:
         ValueError: a part is no bf16 matrix, or the parts differ in K.
@@ -39,14 +40,24 @@ def pack_bf16(parts: list[Tensor], *, interleave: bool = False) -> PackedLinear:
     placed, tiles = place_parts(sizes, interleave=interleave)
     k = parts[0].shape[1]
     k_padded = -(-k // _K_STEP) * _K_STEP
-    weight = PairedTiles(tiles, k_padded // 2, TILE_ROWS * 4)
+    unit = 32 if amx else 2  # inputs
+    weight = PairedTiles(tiles, k_padded // unit, TILE_ROWS * 2 * unit)
 
     def tiles_of(part: int, begin: int, end: int) -> Tensor:
         rows = pad_rows(functional.pad(parts[part][begin:end], (0, k_padded - k)))
-        pairs = rows.view(-1, TILE_ROWS, k_padded // 2, 2).transpose(1, 2).contiguous()
-        return pairs.view(pairs.shape[0], -1).view(torch.uint8)
+        lanes = rows.view(-1, TILE_ROWS, k_padded // unit, unit).transpose(1, 2).contiguous()
+        return lanes.view(lanes.shape[0], -1).view(torch.uint8)
 
     fill_tiles(weight.put, sizes, tiles_of, interleave=interleave)
     return PackedLinear(
-        "rondo_bf16_linear", weight.flat, None, None, k, k_padded, tiles, placed, interleave
+        "rondo_bf16_linear",
+        weight.flat,
+        None,
+        None,
+        k,
+        k_padded,
+        tiles,
+        placed,
+        interleave,
+        amx=amx,
     )

@@ -45,6 +45,9 @@ def _tiles(flat: Tensor, tiles: Tensor, units: int, unit_bytes: int) -> Tensor:
 
 
 def _nvfp4(packed: PackedLinear, tiles: Tensor) -> Tensor:
+    assert packed.scale is not None
+    if packed.amx:
+        return _nvfp4_amx(packed.weight, packed.scale, tiles, packed.k_padded)
     groups = packed.k // 16
     raw = _tiles(packed.weight, tiles, groups, TILE_ROWS * 8)
     # [tile, group, half, output, byte] -> [tile, output, group, half, byte]
@@ -53,17 +56,32 @@ def _nvfp4(packed: PackedLinear, tiles: Tensor) -> Tensor:
     pairs = decode(unpack(torch.arange(256, dtype=torch.uint8).view(-1, 1)))
     values = pairs.index_select(0, lanes.reshape(-1).int()).view(-1, groups, 2, 2, 4)
     values = values.transpose(-1, -2).reshape(-1, groups, 16)
-    assert packed.scale is not None
     codes = _tiles(packed.scale, tiles, groups, TILE_ROWS).transpose(1, 2).reshape(-1, groups, 1)
     mantissa, exponent = (codes & 7).float() + 8.0, (codes >> 3).int() - 13
     return (values * torch.ldexp(mantissa, exponent)).reshape(-1, packed.k)
 
 
+def _nvfp4_amx(weight: Tensor, scale: Tensor, tiles: Tensor, width: int) -> Tensor:
+    units = width // 32
+    raw = _tiles(weight, tiles, units, TILE_ROWS * 16).view(-1, units, TILE_ROWS // 2, 1, 32)
+    # [tile, 32 inputs, two outputs, output of them, input] -> [tile, output, input]
+    codes = torch.cat([raw & 15, raw >> 4], dim=3).flatten(2, 3).transpose(1, 2)
+    values = decode(codes).reshape(-1, width // 16, 16)
+    scales = _tiles(scale, tiles, units, TILE_ROWS * 2).view(-1, units, TILE_ROWS, 2)
+    groups = scales.transpose(1, 2).reshape(-1, width // 16, 1).view(torch.float8_e4m3fn)
+    return (values * groups.float()).reshape(-1, width)
+
+
 def _fp8(packed: PackedLinear, tiles: Tensor) -> Tensor:
     width = packed.k_padded
-    raw = _tiles(packed.weight, tiles, width // 4, TILE_ROWS * 4)
-    # [tile, four inputs, quarter, pair, output in it, input in the pair]
-    lanes = raw.view(-1, width // 4, 4, 2, 4, 2).permute(0, 2, 4, 1, 3, 5)
+    if packed.amx:
+        raw = _tiles(packed.weight, tiles, width // 32, TILE_ROWS * 32)
+        # [tile, 32 inputs, two outputs, quarter, output of them, input in the quarter]
+        lanes = raw.view(-1, width // 32, 8, 4, 2, 8).permute(0, 2, 4, 1, 3, 5)
+    else:
+        raw = _tiles(packed.weight, tiles, width // 4, TILE_ROWS * 4)
+        # [tile, four inputs, quarter, pair, output in it, input in the pair]
+        lanes = raw.view(-1, width // 4, 4, 2, 4, 2).permute(0, 2, 4, 1, 3, 5)
     values = lanes.reshape(-1, width).view(torch.float8_e4m3fn).float()
     if packed.scale is None:
         return values
@@ -74,6 +92,7 @@ def _fp8(packed: PackedLinear, tiles: Tensor) -> Tensor:
 
 def _bf16(packed: PackedLinear, tiles: Tensor) -> Tensor:
     width = packed.k_padded
-    raw = _tiles(packed.weight, tiles, width // 2, TILE_ROWS * 4)
-    pairs = raw.contiguous().view(torch.bfloat16).view(-1, width // 2, TILE_ROWS, 2)
-    return pairs.transpose(1, 2).reshape(-1, width).float()
+    unit = 32 if packed.amx else 2  # inputs
+    raw = _tiles(packed.weight, tiles, width // unit, TILE_ROWS * 2 * unit)
+    lanes = raw.contiguous().view(torch.bfloat16).view(-1, width // unit, TILE_ROWS, unit)
+    return lanes.transpose(1, 2).reshape(-1, width).float()

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // What the machine can give: the read rate of memory, its copy rate, and the rate of the dot
 // product that the kernels of this library are made of.
+#if defined(__AMX_BF16__)
+#include "product_amx.h"
+#else
 #include "product.h"
+#endif
 
 struct rondo_probe_args {
   const uint8_t* from;  // bytes, a multiple of 256 for each worker
@@ -16,11 +20,16 @@ typedef rondo_probe_args rondo_probe_dot_args;
 
 namespace {
 
+#if defined(__AMX_BF16__)
+constexpr int kChains = 4;
+constexpr int64_t kDotFlops = kChains * 16 * 16 * 32 * 2;
+#else
 constexpr int kChains = 12;
 #if defined(RONDO_BF16_DOT)
 constexpr int64_t kDotFlops = kChains * 16 * 4;
 #else
 constexpr int64_t kDotFlops = kChains * 16 * 2;
+#endif
 #endif
 
 RONDO_INLINE rondo_range share_of(const rondo_probe_args* a, int32_t worker, int32_t workers) {
@@ -53,7 +62,26 @@ RONDO_OP(probe_dot) {
   (void)workers;
   float* sink = reinterpret_cast<float*>(a->sink) + worker * 16;
   v16f total{};
-#if defined(RONDO_BF16_DOT)
+#if defined(__AMX_BF16__)
+  const rondo::TileConfiguration shape(16, 16);
+  _tile_loadconfig(&shape);
+  rondo::zero_accumulators();
+  _tile_loadd(4, a->from, 0);
+  _tile_loadd(5, a->from, 0);
+  _tile_loadd(6, a->from, 0);
+  _tile_loadd(7, a->from, 0);
+  for (int64_t i = 0; i < a->rounds; i++) {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  alignas(64) float sums[2][2 * 256];
+  rondo::store_accumulators<true>(sums[0], sums[1]);
+  _tile_release();
+  for (const auto& tile : sums)
+    for (int n = 0; n < 512; n += 16) total += load16(tile + n);
+#elif defined(RONDO_BF16_DOT)
   __m512 acc[kChains];
   for (int c = 0; c < kChains; c++) acc[c] = _mm512_loadu_ps(sink);
   __m512bh w = (__m512bh)_mm512_loadu_si512(a->from), x = (__m512bh)_mm512_loadu_si512(a->from + 64);

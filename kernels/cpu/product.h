@@ -235,6 +235,23 @@ __attribute__((noinline)) static void store_sums(const rondo_linear_args* a, con
   }
 }
 
+// The repacked rows of this product: of the pack step, the rows themselves, or repacked here.
+template <class Format>
+static const uint8_t* rows_to_read(const rondo_linear_args* a, int32_t worker) {
+#if defined(RONDO_BF16_DOT)
+  if (a->rows == 1 && a->k == a->k_padded) return reinterpret_cast<const uint8_t*>(a->x);
+#endif
+  if (a->packed) return a->packed;
+  uint8_t* own = a->scratch + worker * a->scratch_stride;
+  const int32_t blocks = row_blocks<Format>(a);
+  for (int32_t b = 0; b < blocks; b++) {
+    const int32_t row = block_begin(a->rows, blocks, b);
+    const int32_t m = block_begin(a->rows, blocks, b + 1) - row;
+    Format::pack(a, row, m, own + row * Format::row_bytes(a->k_padded));
+  }
+  return own;
+}
+
 // All K of the tiles [t0, t1) against one block of M rows; sums has room for t1 - t0 + 1 tiles.
 template <class Format, int M>
 static void sweep(const rondo_linear_args* a, const void* x, int32_t row, int64_t t0, int64_t t1,
@@ -298,18 +315,7 @@ static void product(const rondo_linear_args* a, int32_t worker, int32_t workers)
   if (t0 >= t1) return;
   const int32_t blocks = row_blocks<Format>(a);
   const int64_t row_bytes = Format::row_bytes(a->k_padded);
-  const uint8_t* x = a->packed;
-#if defined(RONDO_BF16_DOT)
-  if (a->rows == 1 && a->k == a->k_padded) x = reinterpret_cast<const uint8_t*>(a->x);
-#endif
-  if (!x) {
-    uint8_t* own = a->scratch + worker * a->scratch_stride;
-    for (int32_t b = 0; b < blocks; b++) {
-      const int32_t row = block_begin(a->rows, blocks, b);
-      Format::pack(a, row, block_begin(a->rows, blocks, b + 1) - row, own + row * row_bytes);
-    }
-    x = own;
-  }
+  const uint8_t* x = rows_to_read<Format>(a, worker);
   alignas(64) float sums[kMostChunkTiles * Format::kMaxRows * 16];
   for (int64_t t = t0; t < t1; t += a->chunk_tiles) {
     const int64_t end = t + a->chunk_tiles < t1 ? t + a->chunk_tiles : t1;

@@ -65,7 +65,7 @@ class PackedLinear:
     """Weights in 16-row tiles, ready for a native product.
 
     Attributes:
-        function: the native entry point.
+        function: the native product of this format; amx: its tiles are those of the matrix unit.
         weight: uint8 tiles; scale: scales inside the sum (None without); row_scale: float32
             [tiles * 16] that multiplies finished sums (None without).
         k: inputs; k_padded: inputs stored; tiles: number of 16-row tiles.
@@ -84,6 +84,12 @@ class PackedLinear:
     parts: tuple[Part, ...]
     interleaved: bool
     scale_stride: int = 0
+    amx: bool = False
+
+    @property
+    def entry(self) -> str:
+        """The native entry point that takes these tiles."""
+        return f"{self.function}_amx" if self.amx else self.function
 
     @property
     def columns(self) -> int:
@@ -247,7 +253,7 @@ def linear(
     )
     if rows > PRIVATE_ROWS:
         args.packed = pool.shared(packed_bytes)
-        own = f"{packed.function}_pack"  # a format may repack rows in its own way
+        own = f"{packed.entry}_pack"  # a format may repack rows in its own way
         tape.append(
             f"{name}.pack",
             own if pool.library.has(own) else "rondo_pack_rows",
@@ -260,7 +266,7 @@ def linear(
         args.scratch, args.scratch_stride = pool.scratch(packed_bytes)
     tape.append(
         name,
-        packed.function,
+        packed.entry,
         args,
         (packed, x, out),
         bytes_read=packed.weight_bytes + 2 * rows * packed.k,

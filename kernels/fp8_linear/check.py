@@ -32,7 +32,7 @@ def random_scales(rows: int, columns: int, seed: int) -> Tensor:
     return (torch.rand(shape, generator=generator) + 0.01).bfloat16()
 
 
-def _blocks_case(rows: int, columns: int, seed: int) -> ProductCase:
+def _blocks_case(rows: int, columns: int, seed: int, amx: bool) -> ProductCase:
     codes, scales = random_codes(rows, columns, seed), random_scales(rows, columns, seed)
     other, others = random_codes(rows + 3, columns, seed + 1), random_scales(rows + 3, columns, 9)
     exact = codes.double() * dequantise_blocks(torch.ones_like(codes), scales).double()
@@ -44,14 +44,14 @@ def _blocks_case(rows: int, columns: int, seed: int) -> ProductCase:
         shifted = dequantise_blocks(torch.ones_like(codes), scales.roll(1, 1)).double()
         mutants["scales shifted by a block"] = codes.double() * shifted
     return ProductCase(
-        pack_fp8_blocks([(codes, scales), (other, others)]),
+        pack_fp8_blocks([(codes, scales), (other, others)], amx=amx),
         [exact, exact_other],
         _terms(columns),
         mutants,
     )
 
 
-def _rows_case(rows: int, columns: int, seed: int) -> ProductCase:
+def _rows_case(rows: int, columns: int, seed: int, amx: bool) -> ProductCase:
     codes = random_codes(rows, columns, seed)
     scale = torch.rand(rows, generator=torch.Generator().manual_seed(seed)) + 0.01
     exact = codes.double() * scale.double().unsqueeze(1)
@@ -59,7 +59,9 @@ def _rows_case(rows: int, columns: int, seed: int) -> ProductCase:
         "row scales shifted": codes.double() * scale.roll(1).double().unsqueeze(1),
         "neighbouring row": exact.roll(1, 0),
     }
-    return ProductCase(pack_fp8_rows([(codes, scale)]), [exact], _terms(columns), mutants)
+    # The matrix unit: a chain of 16 pairs, their two sums, the tiles of 32 inputs, the output's scale.
+    terms = 1 + 16 + 1 + -(-columns // 32) + 1 if amx else _terms(columns)
+    return ProductCase(pack_fp8_rows([(codes, scale)], amx=amx), [exact], terms, mutants)
 
 
 def _terms(columns: int) -> int:
@@ -80,7 +82,7 @@ def check(library: NativeLibrary, *, seed: int = 0) -> list[CheckResult]:
     for index, (rows, columns) in enumerate(SHAPES):
         label = f"{rows}x{columns}"
         for kind, make in (("blocks", _blocks_case), ("rows", _rows_case)):
-            case = make(rows, columns, seed + 10 * index)
+            case = make(rows, columns, seed + 10 * index, library.has_matrix_unit)
             results += check_case(KERNEL, library, case, seed=seed, label=f"{label} {kind}")
 
     def gate_and_up(interleave: bool) -> PackedLinear:
@@ -88,7 +90,7 @@ def check(library: NativeLibrary, *, seed: int = 0) -> list[CheckResult]:
             (random_codes(39, 160, seed + i), random_scales(39, 160, seed + i) * 0.01)
             for i in range(2)
         ]
-        return pack_fp8_blocks(parts, interleave=interleave)
+        return pack_fp8_blocks(parts, interleave=interleave, amx=library.has_matrix_unit)
 
     results += check_silu_mul(KERNEL, library, gate_and_up, seed=seed)
     return results

@@ -11,6 +11,7 @@
 // even or the odd inputs of an output: blocks of 64 inputs are summed from zero, two of them are
 // added, then even and odd inputs, and acc as before. The scale of an output multiplies the
 // finished sum.
+#include "byte_tables.h"
 #include "product.h"
 
 #include <utility>
@@ -35,28 +36,6 @@ struct Layout : rondo::Activations {
 
 #if defined(RONDO_BF16_DOT)
 
-// Low and high bytes of the bf16 form of the 128 non-negative e4m3 codes.
-struct ByteTables {
-  alignas(64) uint8_t low[128], high[128];
-  constexpr ByteTables() : low(), high() {
-    for (int c = 0; c < 128; c++) {
-      int exponent = c >> 3, mantissa = c & 7;
-      uint32_t bits = 0;
-      if (c == 127) {
-        bits = 0x7FC0;
-      } else if (exponent) {
-        bits = uint32_t(exponent + 120) << 7 | uint32_t(mantissa) << 4;
-      } else if (mantissa) {
-        int e = 121;
-        while (!(mantissa & 8)) mantissa <<= 1, e--;
-        bits = uint32_t(e) << 7 | uint32_t(mantissa & 7) << 4;
-      }
-      low[c] = uint8_t(bits & 255), high[c] = uint8_t(bits >> 8);
-    }
-  }
-};
-const ByteTables kTables;
-
 struct Fp8 : Layout {
   template <int M>
   static constexpr int together() {
@@ -65,8 +44,8 @@ struct Fp8 : Layout {
 
   template <int M, int T>
   static void tiles(const TileArgs& a) {
-    const __m512i l0 = _mm512_load_si512(kTables.low), l1 = _mm512_load_si512(kTables.low + 64);
-    const __m512i h0 = _mm512_load_si512(kTables.high), h1 = _mm512_load_si512(kTables.high + 64);
+    const __m512i l0 = _mm512_load_si512(rondo::kE4m3.low), l1 = _mm512_load_si512(rondo::kE4m3.low + 64);
+    const __m512i h0 = _mm512_load_si512(rondo::kE4m3.high), h1 = _mm512_load_si512(rondo::kE4m3.high + 64);
     const __m512i sign = _mm512_set1_epi8(char(0x80));
     const uint32_t* x = static_cast<const uint32_t*>(a.x);
     const uint8_t* p = a.weight;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""e4m3 weights in the tiles of the native product (layout: cpu.cpp beside this file)."""
+"""e4m3 weights in the tiles of the native products (layouts: cpu.cpp and amx.cpp beside this file)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAN = 0x7F  # the code without its sign
 
 
 def pack_fp8_blocks(
-    parts: list[tuple[Tensor, Tensor]], *, interleave: bool = False
+    parts: list[tuple[Tensor, Tensor]], *, interleave: bool = False, amx: bool = False
 ) -> PackedLinear:
     """Repack e4m3 weights with one scale per 128 x 128 block that share their input.
 
@@ -32,6 +32,7 @@ def pack_fp8_blocks(
         parts: (codes float8_e4m3fn [N, K], scale_inv bf16 or float32 [ceil(N/128), ceil(K/128)]);
             weight = code * scale. N and K are free; the last blocks may be ragged.
         interleave: two parts of equal size, gate then up, whose product is silu(gate) * up.
+        amx: for the matrix unit instead of the vector units.
 
     Raises:
         ValueError: shapes or dtypes differ from the above.
@@ -53,7 +54,8 @@ def pack_fp8_blocks(
         return parts[part][1].float()[rows]
 
     fill_tiles(scale.__setitem__, sizes, scales_of, interleave=interleave)
-    weight, k_padded, broken = _pack_codes([codes for codes, _ in parts], sizes, tiles, interleave)
+    codes = [each for each, _ in parts]
+    weight, k_padded, broken = _pack_codes(codes, sizes, tiles, interleave, amx)
     row_scale = None
     if any(bool(rows.any()) for rows in broken):
         row_scale = _scale_rows([1.0] * len(parts), broken, sizes, tiles, interleave)
@@ -68,17 +70,19 @@ def pack_fp8_blocks(
         placed,
         interleave,
         scale_stride=blocks * 4,
+        amx=amx,
     )
 
 
 def pack_fp8_rows(
-    parts: list[tuple[Tensor, Tensor | float]], *, interleave: bool = False
+    parts: list[tuple[Tensor, Tensor | float]], *, interleave: bool = False, amx: bool = False
 ) -> PackedLinear:
     """Repack e4m3 weights with one scale per output, or one per tensor, that share their input.
 
     Args:
         parts: (codes float8_e4m3fn [N, K], scale float32 or bf16 [N] or [N, 1], or one number).
         interleave: two parts of equal size, gate then up, whose product is silu(gate) * up.
+        amx: for the matrix unit instead of the vector units.
 
     Raises:
         ValueError: shapes or dtypes differ from the above.
@@ -91,10 +95,11 @@ def pack_fp8_rows(
             raise ValueError(f"row scales must hold {size} numbers, got {list(scales.shape)}")
         one = not isinstance(scales, Tensor) or scales.dim() == 0
         factors.append(scales if one else scales.reshape(-1).expand(size))
-    weight, k_padded, broken = _pack_codes([codes for codes, _ in parts], sizes, tiles, interleave)
+    codes = [each for each, _ in parts]
+    weight, k_padded, broken = _pack_codes(codes, sizes, tiles, interleave, amx)
     row_scale = _scale_rows(factors, broken, sizes, tiles, interleave)
     return PackedLinear(
-        "rondo_fp8_linear", weight, None, row_scale, k, k_padded, tiles, placed, interleave
+        "rondo_fp8_linear", weight, None, row_scale, k, k_padded, tiles, placed, interleave, amx=amx
     )
 
 
@@ -127,18 +132,23 @@ def _scale_rows(
 
 
 def _pack_codes(
-    parts: list[Tensor], sizes: list[int], tiles: int, interleave: bool
+    parts: list[Tensor], sizes: list[int], tiles: int, interleave: bool, amx: bool
 ) -> tuple[Tensor, int, list[Tensor]]:
     """The tiles, the inputs stored, and which outputs of each part have a NaN code."""
     k = parts[0].shape[1]
     broken = [torch.zeros(size, dtype=torch.bool) for size in sizes]
     k_padded = -(-k // _K_STEP) * _K_STEP
-    weight = PairedTiles(tiles, k_padded // 4, TILE_ROWS * 4)
+    unit = 32 if amx else 4  # inputs
+    weight = PairedTiles(tiles, k_padded // unit, TILE_ROWS * unit)
 
     def tiles_of(part: int, begin: int, end: int) -> Tensor:
         raw = parts[part][begin:end].view(torch.uint8)
         broken[part][begin:end] = (raw & _NAN).amax(1) == _NAN
         rows = pad_rows(functional.pad(raw, (0, k_padded - k)))
+        if amx:
+            # [tile, two outputs, output of them, 32 inputs, quarter, eight inputs]
+            lanes = rows.view(-1, 8, 2, k_padded // 32, 4, 8)
+            return lanes.permute(0, 3, 1, 4, 2, 5).reshape(lanes.shape[0], -1)
         # [tile, quarter, output in it, four inputs, first or second pair, input in the pair]
         lanes = rows.view(-1, 4, 4, k_padded // 4, 2, 2)
         return lanes.permute(0, 3, 1, 4, 2, 5).reshape(lanes.shape[0], -1)

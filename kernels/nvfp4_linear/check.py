@@ -39,7 +39,7 @@ def activations_read(library: NativeLibrary, x: Tensor) -> Tensor:
     return round_inputs(x) if library.function("rondo_nvfp4_rounds_inputs")() else x.double()
 
 
-def nvfp4_case(rows: int, columns: int, seed: int) -> ProductCase:
+def nvfp4_case(rows: int, columns: int, seed: int, *, amx: bool = False) -> ProductCase:
     """Two fused weights of `rows` and `rows` + 5 outputs, with the faults that must show."""
     first = random_weight(rows, columns, seed)
     codes, scales, _ = random_weight(rows + 5, columns, seed + 1)
@@ -55,10 +55,11 @@ def nvfp4_case(rows: int, columns: int, seed: int) -> ProductCase:
         raw = first[1].view(torch.uint8).roll(1, 1).view(torch.float8_e4m3fn)
         mutants["scales shifted by a group"] = exact_weight(first[0], raw, first[2])
         mutants["codes shifted by a group"] = exact_weight(first[0].roll(8, 1), *first[1:])
-    # A product, the chain of its group, the scale, the groups and the scale of the output.
+    # A product, the chain of its group, the scale, the groups and the scale of the output. The matrix
+    # unit has fewer: a chain of 16 pairs, their two sums, the tiles of 32 inputs.
     terms = 1 + GROUP + 1 + columns // GROUP + 1
     return ProductCase(
-        pack_nvfp4([first, second]),
+        pack_nvfp4([first, second], amx=amx),
         [exact_weight(*first), exact_weight(*second)],
         terms,
         mutants,
@@ -70,13 +71,13 @@ def check(library: NativeLibrary, *, seed: int = 0) -> list[CheckResult]:
     """Odd shapes, extremes, faults, equal bits in every batch, and the fused gate and up."""
     results = []
     for index, (rows, columns) in enumerate(SHAPES):
-        case = nvfp4_case(rows, columns, seed + 10 * index)
+        case = nvfp4_case(rows, columns, seed + 10 * index, amx=library.has_matrix_unit)
         label = f"{rows}x{columns}"
         results += check_case(KERNEL, library, case, seed=seed, label=label)
 
     def gate_and_up(interleave: bool) -> PackedLinear:
         parts = [(*random_weight(39, 96, seed + i)[:2], 0.0004 * (i + 1)) for i in range(2)]
-        return pack_nvfp4(parts, interleave=interleave)
+        return pack_nvfp4(parts, interleave=interleave, amx=library.has_matrix_unit)
 
     results += check_silu_mul(KERNEL, library, gate_and_up, seed=seed)
     return results

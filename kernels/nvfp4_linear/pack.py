@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""NVFP4 weights in the tiles of the native product (layout: cpu.cpp beside this file)."""
+"""NVFP4 weights in the tiles of the native products (layouts: cpu.cpp and amx.cpp beside this file)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from kernels.cpu.product import (
     TILE_ROWS,
@@ -21,7 +22,10 @@ _SMALLEST = 8
 
 
 def pack_nvfp4(
-    parts: list[tuple[Tensor, Tensor, Tensor | float]], *, interleave: bool = False
+    parts: list[tuple[Tensor, Tensor, Tensor | float]],
+    *,
+    interleave: bool = False,
+    amx: bool = False,
 ) -> PackedLinear:
     """Repack NVFP4 weights that share their input into one product.
 
@@ -29,6 +33,7 @@ def pack_nvfp4(
         parts: (codes uint8 [N, K/2] with the even input in the low nibble, scales e4m3 [N, K/16],
             scale_2 scalar) of each weight; weight = e2m1(code) * scale * scale_2.
         interleave: two parts of equal size, gate then up, whose product is silu(gate) * up.
+        amx: for the matrix unit instead of the vector units.
 
     Raises:
         ValueError: shapes or dtypes differ from the above, K is no multiple of 16, or a scale is
@@ -37,37 +42,43 @@ def pack_nvfp4(
     sizes = [part[0].shape[0] for part in parts]
     placed, tiles = place_parts(sizes, interleave=interleave)
     groups = _check(parts)
-    weight = PairedTiles(tiles, groups, TILE_ROWS * GROUP // 2)
-    scale = PairedTiles(tiles, groups, TILE_ROWS)
+    together = 2 if amx else 1  # groups in a unit of the tile
+    units = -(-groups // together)
+    weight = PairedTiles(tiles, units, TILE_ROWS * GROUP // 2 * together)
+    scale = PairedTiles(tiles, units, TILE_ROWS * together)
     table = _normalised_scales()
 
     def codes_of(part: int, begin: int, end: int) -> Tensor:
         codes, scales, _ = parts[part]
-        zero = (scales[begin:end].view(torch.uint8) & 0x7F) == 0
         rows = codes[begin:end].view(end - begin, groups, 8)
+        if amx:
+            return _matrix_codes(pad_rows(rows))
+        zero = (scales[begin:end].view(torch.uint8) & 0x7F) == 0
         return _tile_codes(pad_rows(rows.masked_fill(zero.unsqueeze(-1), 0)))
 
     def scales_of(part: int, begin: int, end: int) -> Tensor:
         raw = parts[part][1][begin:end].view(torch.uint8)
-        rows = pad_rows(table[raw.long()])
-        return rows.view(-1, TILE_ROWS, groups).transpose(1, 2).reshape(-1, groups * TILE_ROWS)
+        rows = pad_rows(raw & 0x7F if amx else table[raw.long()])
+        lanes = functional.pad(rows, (0, units * together - groups))
+        lanes = lanes.view(-1, TILE_ROWS, units, together).transpose(1, 2)
+        return lanes.reshape(lanes.shape[0], -1)
 
     fill_tiles(weight.put, sizes, codes_of, interleave=interleave)
     fill_tiles(scale.put, sizes, scales_of, interleave=interleave)
     factors = [part[2] for part in parts]
     row_scale = place_row_scale(factors, sizes, tiles, interleave=interleave)
-    k = groups * GROUP
     return PackedLinear(
         "rondo_nvfp4_linear",
         weight.flat,
         scale.flat,
         row_scale,
-        k,
-        k,
+        groups * GROUP,
+        units * together * GROUP,
         tiles,
         placed,
         interleave,
-        scale_stride=groups * TILE_ROWS,
+        scale_stride=units * together * TILE_ROWS,
+        amx=amx,
     )
 
 
@@ -116,3 +127,12 @@ def _tile_codes(rows: Tensor) -> Tensor:
     )
     tiles = lanes.view(-1, TILE_ROWS, rows.shape[1], 2, 4)
     return tiles.permute(0, 2, 3, 1, 4).reshape(tiles.shape[0], -1)
+
+
+def _matrix_codes(rows: Tensor) -> Tensor:
+    """uint8 [16 t, groups, 8] of stored bytes -> [t, units * 256] in the order of a tile of amx.cpp."""
+    codes = torch.stack([rows & 15, rows >> 4], dim=-1).flatten(1)
+    codes = functional.pad(codes, (0, -codes.shape[1] % 32))
+    pairs = codes.view(-1, TILE_ROWS // 2, 2, codes.shape[1] // 32, 32)
+    tiles = (pairs[:, :, 0] | pairs[:, :, 1] << 4).transpose(1, 2)
+    return tiles.reshape(tiles.shape[0], -1)

@@ -17,6 +17,7 @@ from engine.commands import tune as command
 from engine.errors import RondoError
 from engine.measure import tune as tuning
 from engine.measure.shapes import named_shape
+from engine.model.projection import Packing
 from engine.model.tiles import read_tiles, shape_key
 from kernels.build import load_library
 from kernels.cpu.blocking import DEFAULT, Blocking
@@ -193,7 +194,7 @@ def test_every_product_of_a_shape_is_met_once_and_timed_over_cold_copies(
     monkeypatch.setattr(tuning, "_LEAST_COLD_BYTES", 1 << 20)
     monkeypatch.setattr(tuning, "last_level_cache_bytes", lambda: 0)
     shape = named_shape("demo:4", vocab=64)
-    found = {shape_key(packed): packed for packed in tuning.products(shape, "nvfp4", 0)}
+    found = {shape_key(packed): packed for packed in tuning.products(shape, "nvfp4", Packing())}
     config = shape.config
     inner, hidden = config.intermediate_size, config.hidden_size
     assert {f"{2 * inner}x{hidden}", f"{hidden}x{inner}"} <= set(found)

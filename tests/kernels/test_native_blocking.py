@@ -20,26 +20,27 @@ from kernels.tape import Pool, Tape
 K = 1200  # not a whole number of steps, nor of FP8 blocks
 
 
-def weights(name: str) -> PackedLinear:
+def weights(name: str, amx: bool) -> PackedLinear:
     draw = torch.Generator().manual_seed(3)
     if name == "bf16":
-        return pack_bf16([torch.randn(n, K, generator=draw).bfloat16() for n in (300, 37)])
+        parts = [torch.randn(n, K, generator=draw).bfloat16() for n in (300, 37)]
+        return pack_bf16(parts, amx=amx)
     if name == "nvfp4":
         parts = []
         for _ in range(2):
             codes = torch.randint(0, 256, (330, K // 2), generator=draw).to(torch.uint8)
             scales = torch.rand(330, K // 16, generator=draw).to(torch.float8_e4m3fn)
             parts.append((codes, scales, 0.5))
-        return pack_nvfp4(parts, interleave=True)
+        return pack_nvfp4(parts, interleave=True, amx=amx)
     codes = torch.randn(333, K, generator=draw).to(torch.float8_e4m3fn)
     if name == "fp8 rows":
-        return pack_fp8_rows([(codes, torch.rand(333, generator=draw))])
-    return pack_fp8_blocks([(codes, torch.rand(3, -(-K // 128), generator=draw))])
+        return pack_fp8_rows([(codes, torch.rand(333, generator=draw))], amx=amx)
+    return pack_fp8_blocks([(codes, torch.rand(3, -(-K // 128), generator=draw))], amx=amx)
 
 
-@pytest.fixture(scope="module", params=["nvfp4", "fp8 blocks", "fp8 rows", "bf16"])
-def packed(request: pytest.FixtureRequest) -> PackedLinear:
-    return weights(request.param)
+@pytest.fixture(params=["nvfp4", "fp8 blocks", "fp8 rows", "bf16"])
+def packed(request: pytest.FixtureRequest, library: NativeLibrary) -> PackedLinear:
+    return weights(request.param, library.has_matrix_unit)
 
 
 X = torch.randn(70, K, generator=torch.Generator().manual_seed(4)).bfloat16()

@@ -31,38 +31,44 @@ def outputs(packed: PackedLinear, rows: torch.Tensor) -> torch.Tensor:
     return torch.cat([rows[part.offset : part.offset + part.size] for part in packed.parts])
 
 
+@pytest.fixture(params=[False, True], ids=["vector", "matrix"])
+def amx(request: pytest.FixtureRequest) -> bool:
+    """Tiles of the vector units or of the matrix unit."""
+    return request.param
+
+
 @pytest.mark.parametrize("sizes", [(16,), (40, 7), (3, 48, 16)])
-def test_nvfp4_weights(sizes: tuple[int, ...]) -> None:
+def test_nvfp4_weights(sizes: tuple[int, ...], amx: bool) -> None:
     made = [nvfp4(size, 48, 7 * index, 0.5**index) for index, size in enumerate(sizes)]
-    packed = pack_nvfp4([part for part, _ in made])
+    packed = pack_nvfp4([part for part, _ in made], amx=amx)
     wanted = torch.cat([values for _, values in made])
     assert torch.equal(outputs(packed, expand(packed)), wanted)
     assert torch.equal(expand(packed, 1, packed.tiles), expand(packed)[16:])
 
 
-def test_interleaved_weights_alternate_by_tiles() -> None:
+def test_interleaved_weights_alternate_by_tiles(amx: bool) -> None:
     (gate, gate_values), (up, up_values) = nvfp4(20, 32, 1, 1.0), nvfp4(20, 32, 9, 2.0)
-    rows = expand(pack_nvfp4([gate, up], interleave=True)).view(-1, 2, 16, 32)
+    rows = expand(pack_nvfp4([gate, up], interleave=True, amx=amx)).view(-1, 2, 16, 32)
     assert torch.equal(rows[:, 0].reshape(-1, 32)[:20], gate_values)
     assert torch.equal(rows[:, 1].reshape(-1, 32)[:20], up_values)
     assert not rows[-1, :, 4:].any()
 
 
 @pytest.mark.parametrize("k", [130, 256])
-def test_fp8_weights(k: int) -> None:
+def test_fp8_weights(k: int, amx: bool) -> None:
     codes = torch.randn(150, k, generator=seeded(2)).to(torch.float8_e4m3fn)
     scale = torch.rand(2, -(-k // 128), generator=seeded(3)) + 0.5
-    packed = pack_fp8_blocks([(codes, scale)])
+    packed = pack_fp8_blocks([(codes, scale)], amx=amx)
     wide = scale.repeat_interleave(128, 0)[:150].repeat_interleave(128, 1)[:, :k]
     assert torch.equal(outputs(packed, expand(packed)), codes.float() * wide)
     by_row = torch.rand(150, generator=seeded(4)) + 0.5
-    packed = pack_fp8_rows([(codes, by_row)])
+    packed = pack_fp8_rows([(codes, by_row)], amx=amx)
     assert torch.equal(outputs(packed, expand(packed)), codes.float() * by_row.unsqueeze(1))
 
 
-def test_bf16_weights() -> None:
+def test_bf16_weights(amx: bool) -> None:
     parts = [torch.randn(n, 50, generator=seeded(n)).bfloat16() for n in (5, 33)]
-    packed = pack_bf16(parts)
+    packed = pack_bf16(parts, amx=amx)
     assert torch.equal(outputs(packed, expand(packed)), torch.cat(parts).float())
     with pytest.raises(ValueError, match="do not lie"):
         expand(packed, 0, packed.tiles + 1)

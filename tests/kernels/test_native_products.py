@@ -55,7 +55,7 @@ def test_any_nvfp4_shape(
     workers: int,
     seed: int,
 ) -> None:
-    case = nvfp4_case(outputs, groups * 16, seed)
+    case = nvfp4_case(outputs, groups * 16, seed, amx=fastest.has_matrix_unit)
     x = inputs(kind, rows, groups * 16, seed)
     with Pool(fastest, workers) as pool:
         got = run_product(pool, case.packed, x, torch.bfloat16)
@@ -69,7 +69,7 @@ def test_any_nvfp4_shape(
 
 
 def test_prefill_rows_have_the_bits_of_single_rows(fastest: NativeLibrary) -> None:
-    packed = pack_nvfp4([random_weight(64, 1536, 3)])
+    packed = pack_nvfp4([random_weight(64, 1536, 3)], amx=fastest.has_matrix_unit)
     x = inputs("outliers", 301, 1536, 4)
     with Pool(fastest, 2) as pool:
         whole = run_product(pool, packed, x, torch.float32)
@@ -83,7 +83,12 @@ def test_levels_agree_within_their_bounds(library: NativeLibrary) -> None:
     codes, scales, scale_2 = random_weight(96, 512, 1)
     x = inputs("gaussian", 9, 512, 2)
     with Pool(library, 1) as pool:
-        got = run_product(pool, pack_nvfp4([(codes, scales, scale_2)]), x, torch.bfloat16)
+        got = run_product(
+            pool,
+            pack_nvfp4([(codes, scales, scale_2)], amx=library.has_matrix_unit),
+            x,
+            torch.bfloat16,
+        )
     twin = nvfp4_reference(x, codes, scales, scale_2)
     exact = x.double() @ exact_weight(codes, scales, scale_2).T
     scale = x.double().abs() @ dequantise_nvfp4(codes, scales, scale_2).double().abs().T
@@ -96,8 +101,12 @@ def test_one_scale_for_the_whole_tensor(fastest: NativeLibrary) -> None:
     x = inputs("gaussian", 3, 96, 2)
     with Pool(fastest, 1) as pool:
         for scale in (0.25, torch.tensor(0.25), torch.full((40, 1), 0.25)):
-            got = run_product(pool, pack_fp8_rows([(codes, scale)]), x, torch.float32)
-            plain = run_product(pool, pack_fp8_rows([(codes, 1.0)]), x, torch.float32)
+            got = run_product(
+                pool, pack_fp8_rows([(codes, scale)], amx=fastest.has_matrix_unit), x, torch.float32
+            )
+            plain = run_product(
+                pool, pack_fp8_rows([(codes, 1.0)], amx=fastest.has_matrix_unit), x, torch.float32
+            )
             assert same_bits(got, plain * 0.25)
 
 
@@ -107,8 +116,8 @@ def test_a_nan_weight_spoils_its_output_alone(library: NativeLibrary) -> None:
     x = inputs("gaussian", 6, 300, 2)
     with Pool(library, 1) as pool:
         for packed in (
-            pack_fp8_blocks([(codes, random_scales(40, 300, 1))]),
-            pack_fp8_rows([(codes, torch.ones(40))]),
+            pack_fp8_blocks([(codes, random_scales(40, 300, 1))], amx=library.has_matrix_unit),
+            pack_fp8_rows([(codes, torch.ones(40))], amx=library.has_matrix_unit),
         ):
             got = run_product(pool, packed, x, torch.bfloat16)
             assert got.isnan().any(0).nonzero().tolist() == [[7]]
@@ -121,7 +130,9 @@ def test_inputs_that_are_no_numbers_reach_every_output(library: NativeLibrary) -
         for value in (torch.nan, torch.inf, -torch.inf):
             x = inputs("gaussian", 6, 96, 2)
             x[2, 50] = value
-            got = run_product(pool, pack_nvfp4(parts), x, torch.float32)[:, :40]
+            got = run_product(
+                pool, pack_nvfp4(parts, amx=library.has_matrix_unit), x, torch.float32
+            )[:, :40]
             assert not bool(got[2].isfinite().any())
             assert bool(got[[0, 1, 3, 4, 5]].isfinite().all())
 
@@ -129,7 +140,7 @@ def test_inputs_that_are_no_numbers_reach_every_output(library: NativeLibrary) -
 def test_the_largest_inputs_do_not_overflow_early(library: NativeLibrary) -> None:
     """Sums and factors far beyond float32 where only the result is within it."""
     codes, scales, _ = random_weight(32, 64, 1)
-    packed = pack_nvfp4([(codes, scales, 2.0**-20)])
+    packed = pack_nvfp4([(codes, scales, 2.0**-20)], amx=library.has_matrix_unit)
     weight = exact_weight(codes, scales, 2.0**-20)
     for exponent in (110, -112, -126):
         x = (inputs("gaussian", 3, 64, 2).double() * 2.0**exponent).bfloat16()
@@ -153,7 +164,7 @@ def test_rounded_inputs_stay_close() -> None:
 
 
 def test_a_cut_head_leaves_its_padding_alone(fastest: NativeLibrary) -> None:
-    packed = pack_bf16([torch.randn(37, 64).bfloat16()])
+    packed = pack_bf16([torch.randn(37, 64).bfloat16()], amx=fastest.has_matrix_unit)
     x = inputs("gaussian", 4, 64, 2)
     with Pool(fastest, 2) as pool:
         full = run_product(pool, packed, x, torch.float32)
