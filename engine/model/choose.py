@@ -30,6 +30,7 @@ from kernels.tape import Pool
 
 ISA_NAMES = {
     "amx": "AMX BF16",
+    "amx": "AMX BF16",
     "avx512bf16": "AVX-512 BF16",
     "avx512": "AVX-512",
     "avx2": "AVX2",

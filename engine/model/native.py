@@ -32,6 +32,7 @@ from engine.model.native_forward import NativeForward
 from engine.model.native_mtp import NativeMtp
 from engine.model.native_weights import NativeWeights
 from engine.model.pass_times import PassTimes
+from engine.model.projection import Packing
 from engine.model.steps import PassTape
 from engine.model.suspect import first_suspect
 from engine.model.switches import Switches
@@ -80,12 +81,14 @@ class NativeBackend:
         self._bytes = ByteModel.of(config, weights)
         self._engaged = Engaged()
         self.apply_knobs(knobs)
+        self._packing = Packing(
+            knobs.flag("FUSE_PROJ"), knobs.flag("GDN_AB"), pool.library.has_matrix_unit
+        )
         packed = NativeWeights.pack(
             config,
             weights,
             positions=capacity + VERIFY_ROWS,
-            fuse=knobs.flag("FUSE_PROJ"),
-            fuse_gates=knobs.flag("GDN_AB"),
+            packing=self._packing,
             on_layer=on_layer,
         )
         self._arena = Arena.build(
@@ -182,6 +185,7 @@ class NativeBackend:
         self._block = NativeBlock(
             block.config,
             block.weights,
+            self._packing,
             embedding=forward.weights.embed,
             head=forward.weights.head,
             logits=self._arena.logits,
