@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from engine.errors import RondoError, UsageError
 from engine.knob_table import knob_named
+from engine.replace_file import replace_text
 
 _LIMIT_BYTES = 1 << 20
 
@@ -62,20 +60,9 @@ def write_profile(path: Path, values: Mapping[str, str], *, note: str = "") -> N
     for key, value in values.items():
         knob_named(key).parse(value)
         lines.append(f"{key}={value.strip()}")
-    temporary = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        temporary = Path(name)
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write("\n".join(lines) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        replace_text(path, "\n".join(lines) + "\n")
     except OSError as error:
-        if temporary:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
         raise RondoError(
             f"{path}: the profile cannot be written: {error.strerror}.",
             kept="The file that stood there is unchanged.",

@@ -6,20 +6,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 from pathlib import Path
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Put UTF-8 `text` in the place of what `path` holds; makes the folder.
+    """Put UTF-8 `text` in the place of what `path` holds; makes the folder. Half a surrogate pair becomes "?".
 
-    Raises OSError where that is not possible: what stood there is as it was, and no part is left.
+    The text is on the disk before it takes the name. Raises OSError where that is not possible: what stood
+    there is as it was, and no part is left.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(3)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
+        with partial.open("xb") as file:
+            file.write(text.encode("utf-8", "replace"))
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError:
         with contextlib.suppress(OSError):  # where the folder is none there is no part either
