@@ -182,7 +182,12 @@ def _publish(temporary: str, target: Path) -> None:
     except OSError:
         # A file system without hard links: take the name first, then move the file onto it.
         os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-        os.replace(temporary, target)
+        try:
+            os.replace(temporary, target)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(target)
+            raise
 
 
 def _exists(target: Path) -> ExportError:

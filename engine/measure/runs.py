@@ -15,6 +15,7 @@ import re
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -26,12 +27,15 @@ from engine.errors import RondoError
 from engine.measure.records import plain, record
 from engine.measure.runs_text import CSV_ROWS, Files, bench_files, compare_files, headline_of
 from engine.paths import data_dir
+from engine.replace_file import replace_text
 
 SCHEMA_VERSION = 1
 MOST_LABEL = 200
 _ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
 _SUMMARY, _RUN, _LABEL = "summary.json", "run.json", "label.txt"
 _LARGEST_BYTES = 256 << 20
+_WRITING, _DELETED = ".writing-", ".deleted-"
+_ABANDONED_S = 3600.0
 
 
 class RunStoreError(RondoError):
@@ -130,16 +134,7 @@ class RunStore:
         folder = self._folder(run_id)
         label = " ".join(label.split())[:MOST_LABEL]
         try:
-            handle, temporary = tempfile.mkstemp(prefix=".label-", dir=folder)
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
-                    file.write(label)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(temporary, folder / _LABEL)
-            except OSError:
-                os.unlink(temporary)
-                raise
+            replace_text(folder / _LABEL, label)
         except OSError as error:
             raise RunStoreError(
                 f"Run {run_id} cannot be labelled: {_words(error)}.",
@@ -148,15 +143,26 @@ class RunStore:
             ) from error
 
     def delete(self, run_id: str) -> None:
-        """Remove a run at once from the list, then its files."""
+        """Remove a run at once from the list, then its files; the error says which of the two failed."""
         folder = self._folder(run_id)
-        away = self.folder / f".deleted-{run_id}-{secrets.token_hex(3)}"
+        self._sweep()
+        away = self.folder / f"{_DELETED}{run_id}-{secrets.token_hex(3)}"
         try:
             os.rename(folder, away)
+        except OSError as error:
+            raise RunStoreError(
+                f"Run {run_id} cannot be deleted: {_words(error)}.",
+                kept="It stays in the list.",
+                next_step=_advice(error),
+            ) from error
+        try:
             shutil.rmtree(away)
         except OSError as error:
             raise RunStoreError(
-                f"Run {run_id} cannot be deleted: {_words(error)}.", next_step=_advice(error)
+                f"Run {run_id} is out of the list, but files of it are left in {away}: "
+                f"{_words(error)}.",
+                kept="They are removed with the next run that is stored or deleted, if they can be.",
+                next_step=_advice(error),
             ) from error
 
     def _summary(self, run_id: str) -> RunSummary:
@@ -189,7 +195,8 @@ class RunStore:
         temporary = None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            temporary = Path(tempfile.mkdtemp(prefix=".writing-", dir=self.folder))
+            self._sweep()
+            temporary = Path(tempfile.mkdtemp(prefix=_WRITING, dir=self.folder))
             for name, text in texts.items():
                 with (temporary / name).open("wb") as file:
                     file.write(text.encode("utf-8", "replace"))
@@ -208,6 +215,16 @@ class RunStore:
         finally:
             if temporary is not None:
                 shutil.rmtree(temporary, ignore_errors=True)
+
+    def _sweep(self) -> None:
+        """Remove what a crash left: runs half deleted, and those half written long ago."""
+        with contextlib.suppress(OSError):
+            for found in list(os.scandir(self.folder)):
+                written = found.name.startswith(_WRITING)
+                if written and time.time() - found.stat().st_mtime < _ABANDONED_S:
+                    continue  # another process may be at it
+                if written or found.name.startswith(_DELETED):
+                    shutil.rmtree(found.path, ignore_errors=True)
 
 
 def new_run_id() -> str:

@@ -168,6 +168,14 @@ def test_without_hard_links_the_rules_are_the_same(
         write_csv(target, RUN_COLUMNS, [])
     assert [p.name for p in tmp_path.iterdir()] == ["out.csv"]
 
+    def no_move(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "replace", no_move)
+    with pytest.raises(ExportError, match="cannot be written"):
+        write_csv(tmp_path / "other.csv", RUN_COLUMNS, [])
+    assert [p.name for p in tmp_path.iterdir()] == ["out.csv"]
+
 
 @pytest.mark.parametrize(
     ("number", "advice"),
