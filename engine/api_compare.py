@@ -198,6 +198,8 @@ class CompareReport:
     not_stored: str = ""
     base_knobs: Changes = ()  # every switch that differs from its default on this side
     candidate_knobs: Changes = ()
+    backend: str = ""  # that of the model card; empty in runs stored before it was kept
+    context_tokens: int = 0  # room of the engine; 0 as above
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,5 +277,5 @@ class CompareHandle(Protocol):
     def rerun(self, run_id: str) -> int:
         """Queue the stored A/B once more with every switch as it was then; returns its id as `compare` does.
 
-        Raises UsageError where another model is loaded, or the run is a bench.
+        Raises UsageError where another model is loaded, or the same on another device, or the run is a bench.
         """

@@ -22,6 +22,7 @@ from engine.api import (
     Failed,
     KnobRow,
     KnobsRefused,
+    ModelCard,
     RunRecord,
     Snapshot,
 )
@@ -31,6 +32,7 @@ from engine.measure.ab import CompareStopped
 from engine.measure.runs import RunStore
 from engine.measure.runs_handle import StoredRuns
 
+GPU = "cuda"
 CANCELLED = "Cancelled"
 OPENED = "Opening a model ended it"
 CLOSED = "Closing the engine ended it"
@@ -64,7 +66,7 @@ class Compares(StoredRuns):
         model = self.snapshot().model
         run = self.run_store.read(run_id)
         in_effect = {row.name: row.value for row in self.knobs()}
-        return self.compare(rerun_request(run, model.path if model else "", in_effect))
+        return self.compare(rerun_request(run, model, in_effect))
 
     @property
     def _comparing(self) -> bool:
@@ -88,17 +90,20 @@ class Compares(StoredRuns):
         def on_progress(progress: CompareProgress) -> None:
             self._events.put(CompareProgressed(compare_id, progress))
 
+        card = self.snapshot().model
         try:
             report = measure(on_progress)
         except CompareStopped as error:
-            partial = self.keep_run(error.partial) if error.partial.blocks else None
+            partial = None
+            if error.partial.blocks:
+                partial = self.keep_run(measured_on(card, error.partial))
             told = ErrorReport.of(error, traceback.format_exc())
             self._events.put(CompareFailed(compare_id, told, partial))
         except Exception as error:
             told = ErrorReport.of(error, traceback.format_exc())
             self._events.put(CompareFailed(compare_id, told, None))
         else:
-            self._events.put(CompareFinished(compare_id, self.keep_run(report)))
+            self._events.put(CompareFinished(compare_id, self.keep_run(measured_on(card, report))))
         finally:
             with self._compares_lock:
                 self._open_compares -= 1
@@ -106,10 +111,20 @@ class Compares(StoredRuns):
                     self._stop_words = CANCELLED
 
 
-def rerun_request(run: RunRecord, model_path: str, in_effect: Mapping[str, str]) -> CompareRequest:
+def measured_on(card: ModelCard | None, report: CompareReport) -> CompareReport:
+    """The report with what a later run needs to open the model of this card as it was open."""
+    if card is None:
+        return report
+    return replace(report, backend=card.backend, context_tokens=card.context_tokens)
+
+
+def rerun_request(
+    run: RunRecord, model: ModelCard | None, in_effect: Mapping[str, str]
+) -> CompareRequest:
     """The request that sets both sides as they were in a stored A/B, on top of the values in effect.
 
-    in_effect: values by full name. Raises UsageError for a bench, or where another model is loaded.
+    in_effect: values by full name. Raises UsageError for a bench, or where another model is loaded, or on the
+    GPU what ran on the processor or the reverse.
     """
     report = run.compare
     if report is None:
@@ -117,11 +132,17 @@ def rerun_request(run: RunRecord, model_path: str, in_effect: Mapping[str, str])
             f"{run.summary.run_id} is a bench.",
             next_step=f"`rondo runs rerun {run.summary.run_id}`",
         )
-    if model_path != report.model_path:
+    if model is None or model.path != report.model_path:
         raise UsageError(
             f"The run was of {report.model_name}, which is not loaded.",
             kept="Nothing was measured.",
             next_step=f"Open {report.model_path} first.",
+        )
+    if report.backend and (report.backend == GPU) != (model.backend == GPU):
+        raise UsageError(
+            f"The run was on the {report.backend} backend, and the model is loaded on {model.backend}.",
+            kept="Nothing was measured.",
+            next_step=f"`rondo runs rerun {run.summary.run_id}` opens it as it was.",
         )
     defaults = {PREFIX + knob.name: knob.default for knob in KNOBS}
     base, candidate = (

@@ -92,12 +92,13 @@ def measure(
     as_json: bool,
 ) -> int:
     """Compare on the engine in `holder`, which is emptied and closed; store, write, print."""
+    from engine.compare_handle import measured_on
     from engine.measure.ab import CompareStopped
     from engine.measure.ab_session import compare_on
     from engine.measure.runs import RunStore
     from engine.measure.runs_handle import keep_report
 
-    store = RunStore()
+    store, card = RunStore(), holder[0].card
 
     def replace_engine(engine: Engine | None) -> None:
         holder[:] = [] if engine is None else [engine]
@@ -108,12 +109,12 @@ def measure(
         )
     except CompareStopped as error:
         if error.partial.blocks:
-            _say_where(keep_report(store, error.partial))
+            _say_where(keep_report(store, measured_on(card, error.partial)))
         raise
     finally:
         for engine in holder:
             engine.close()
-    report = keep_report(store, report)
+    report = keep_report(store, measured_on(card, report))
     _say_where(report)
     if as_json:
         print_json(report_values(report))

@@ -24,7 +24,7 @@ ACTIONS = {
     "export": "ID...: as CSV files into --out",
     "label": "ID TEXT: another label",
     "delete": "ID...: remove",
-    "rerun": "ID: the same again, with the model and the switches as they were",
+    "rerun": "ID: the same again, with the model, its device and context, and the switches as they were",
 }
 
 
@@ -141,16 +141,20 @@ def _rerun(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     if found.compare is None:
         return _rerun_bench(found, arguments, cancel)
     from engine.commands.ab import measure
-    from engine.compare_handle import rerun_request
+    from engine.compare_handle import GPU, rerun_request
     from engine.engine import Engine
     from engine.knobs import KNOBS, PREFIX
 
     report = found.compare
     engine = Engine.open(
-        report.model_path, threads=report.threads or None, context_tokens=None, cancel=cancel
+        report.model_path,
+        device=(GPU if report.backend == GPU else "cpu") if report.backend else "auto",
+        threads=report.threads or None,
+        context_tokens=report.context_tokens or None,
+        cancel=cancel,
     )
     in_effect = {PREFIX + knob.name: engine.knobs.raw(knob.name)[0] for knob in KNOBS}
-    request = rerun_request(found, engine.card.path, in_effect)
+    request = rerun_request(found, engine.card, in_effect)
     holder = [engine]
     del engine  # a reload frees it
     return measure(holder, request, {}, cancel, as_json=arguments.json)

@@ -39,7 +39,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def short(model: str) -> list[str]:
-    return ["--model", model, "--threads", "1", "--prompt", "the pace", "--tokens", "8"]
+    words = ["--prompt", "the pace", "--tokens", "8", "--context", "300"]
+    return ["--model", model, "--threads", "1", *words]
 
 
 def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict]:
@@ -99,7 +100,9 @@ def test_an_ab_prints_stores_and_writes_and_runs_reads_it_again(
     code, again = run_json(capsys, "runs", "rerun", run_id)
     assert code == OK
     assert again["request"] == values["request"] | {"label": "another name"}
-    assert again["model_path"] == values["model_path"]
+    assert values["context_tokens"] == 300
+    for name in ("model_path", "backend", "context_tokens", "threads"):
+        assert again[name] == values[name]
     assert "min before" in again["noise_source"]
     code, differing = run_json(capsys, "runs", "diff", run_id, again["run_id"])
     sections = {row["section"] for row in differing["differences"]}
@@ -217,7 +220,7 @@ def test_figures_are_printed_although_their_file_cannot_be_written(
         machine={},
     )
     monkeypatch.setattr("engine.measure.ab_session.compare_on", lambda *_, **__: report)
-    engine = SimpleNamespace(close=lambda: None)
+    engine = SimpleNamespace(card=None, close=lambda: None)
     files = {"bench_runs": tmp_path / "missing" / "ab.csv"}
     with pytest.raises(ExportError):
         ab.measure([engine], request, files, threading.Event(), as_json=True)

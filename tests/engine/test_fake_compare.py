@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -21,6 +22,7 @@ from engine.api import (
     Message,
     StateChanged,
 )
+from engine.compare_handle import rerun_request
 from engine.errors import UsageError
 from engine.fake import FakeEngine
 from engine.measure.runs import RunStoreError
@@ -173,6 +175,11 @@ def test_a_rerun_sets_every_switch_as_it_was(open_fake: Callable) -> None:
     [first] = [e for e in wait(engine, CompareFinished) if isinstance(e, CompareFinished)]
     while engine.snapshot().state != "ready":
         time.sleep(0.002)
+    card = engine.snapshot().model
+    assert (first.report.backend, first.report.context_tokens) == (
+        card.backend,
+        card.context_tokens,
+    )
     engine.set_knobs({"QWEN38_VERIFY_GRAPH": "0"})
     while {row.name: row.value for row in engine.knobs()}["QWEN38_VERIFY_GRAPH"] != "0":
         time.sleep(0.002)
@@ -183,6 +190,12 @@ def test_a_rerun_sets_every_switch_as_it_was(open_fake: Callable) -> None:
     assert request.candidate == ()
     assert (request.pairs, request.tokens, request.label) == (6, 16, "scripted")
     assert len(engine.runs()) == 2
+    run = engine.run(first.report.run_id)
+    on_gpu = replace(run, compare=replace(run.compare, backend="cuda"))
+    with pytest.raises(
+        UsageError, match="on the cuda backend, and the model is loaded on reference"
+    ):
+        rerun_request(on_gpu, card, {})
     engine.load("another")
     wait(engine, Loaded)
     with pytest.raises(UsageError, match="not loaded"):
