@@ -19,7 +19,7 @@ from kernels.rms_norm.reference import rms_norm
 from kernels.rope.native import rope_table
 from kernels.rope.reference import apply_rope, rope_tables
 from kernels.rope.triton import attention_prepare
-from kernels.triton_checks import PARENTS, Bench, path_of
+from kernels.triton_checks import PARENTS, Bench, batched_like_alone, path_of
 
 if TYPE_CHECKING:
     from kernels.cuda_build import CudaLibrary
@@ -56,12 +56,14 @@ def check(
     for heads in cases:
         bench = Bench("attention", library, seed)
         yield from _prepared(bench, heads)
+        yield _prepared_alone(bench, heads, batches)
         yield from _moved(bench, heads)
         case = _Case(bench, heads)
         for start in starts:
             if start + max(batches) <= heads.capacity:
                 yield from case.chain(start, batches)
                 yield from case.tree(start)
+        yield from case.extremes()
         yield from case.prefill()
         yield from case.faults()
 
@@ -109,6 +111,27 @@ def _prepared(bench: Bench, h: Heads) -> Iterator[CheckResult]:
     )  # fmt: skip
     lost = q_out[2:].isnan().all() and not q_out[:2].isnan().any()
     yield bench.holds("rows past the cache must give NaN queries, and they alone", bool(lost))
+
+
+def _prepared_alone(bench: Bench, h: Heads, batches: tuple[int, ...]) -> CheckResult:
+    """Rows together and each row alone at its position; a head of each kind, as heads are apart."""
+    start, most = 7, max(batches)
+    q, k, v = (bench.random(most, width * h.dim, salt=width) for width in (2, 1, 1))
+    weights = bench.random(h.dim, salt=2) * 0.1, bench.random(h.dim, salt=3) * 0.1
+    table = rope_table(h.capacity, h.rotary, THETA).to(bench.device)
+
+    def run(rows: list[int]) -> Tensor:
+        count, first = len(rows), start + rows[0]
+        queries = bench.empty(count, 1, h.dim)
+        stored = [bench.empty(1, h.capacity, h.dim) for _ in range(2)]
+        attention_prepare(
+            q[rows], k[rows], v[rows], *weights, table, bench.ints(first), queries, *stored,
+            eps=EPS, rows=count,
+        )  # fmt: skip
+        appended = [part[0, first : first + count] for part in stored]
+        return torch.cat((queries[:, 0], *appended), 1)
+
+    return batched_like_alone(bench, f"preparation of heads of {h.dim}", run, batches)
 
 
 def _turned(queries: Tensor, positions: Tensor, rotary: int, bench: Bench) -> Tensor:
@@ -168,26 +191,38 @@ class _Case:
         )  # fmt: skip
         return out
 
-    def exact(self, q: Tensor, start: int, keys: Tensor | None = None) -> Tensor:
+    def exact(
+        self,
+        q: Tensor,
+        start: int,
+        keys: Tensor | None = None,
+        values: Tensor | None = None,
+        scale: float | None = None,
+    ) -> Tensor:
         """float64 on the CPU."""
         length = start + len(q)
-        stored = self.keys if keys is None else keys
-        k, v = (t[:, :length].transpose(0, 1).double().cpu() for t in (stored, self.values))
-        return attention(q.double().cpu(), k, v, start, self.scale).reshape(len(q), -1)
+        stored = self.keys if keys is None else keys, self.values if values is None else values
+        k, v = (t[:, :length].transpose(0, 1).double().cpu() for t in stored)
+        return attention(q.double().cpu(), k, v, start, scale or self.scale).reshape(len(q), -1)
 
     def bounded(self, got: Tensor, exact: Tensor) -> CheckResult:
         # Probabilities are rounded to bf16: half a unit each, against the largest value.
         return self.bench.near(self.label, got, exact, slack=2.0**-8 * 4)
 
     def chain(self, start: int, batches: tuple[int, ...]) -> Iterator[CheckResult]:
-        q = self.bench.random(max(batches), self.h.query, self.h.dim, salt=start)
-        together = {rows: self.run(q[:rows], start) for rows in batches}
-        yield self.bounded(together[max(batches)], self.exact(q, start))
-        for rows, got in together.items():
-            for row in sorted({0, rows - 1}):
-                alone = self.run(q[row : row + 1], start + row)
-                what = f"{self.label}: row {row} of {rows} from {start} and the row alone"
-                yield self.bench.same(what, got[row : row + 1], alone, rows=True)
+        most = max(batches)
+        q = self.bench.random(most, self.h.query, self.h.dim, salt=start)
+        alone = {
+            row: self.run(q[row : row + 1], start + row)
+            for row in {0, *(size - 1 for size in batches)}
+        }
+        for size in batches:
+            got = self.run(q[:size], start)
+            if size == most:
+                yield self.bounded(got, self.exact(q, start))
+            for row in sorted({0, size - 1}):
+                what = f"{self.label}: row {row} of {size} from {start} and the row alone"
+                yield self.bench.same(what, got[row : row + 1], alone[row], rows=True)
 
     def tree(self, start: int) -> Iterator[CheckResult]:
         paths, depths = self.bench.paths(PARENTS)
@@ -202,6 +237,21 @@ class _Case:
             what = f"{self.label}: node {node} from {start} and plain decoding of its path"
             yield self.bench.same(what, got[node : node + 1], alone, rows=True)
 
+    def extremes(self) -> Iterator[CheckResult]:
+        """Scores from far apart to all the same, and keys of nearly one direction."""
+        start, rows = 45, 3
+        q = self.bench.random(rows, self.h.query, self.h.dim)
+        one = self.keys[:, :1]
+        for name, queries, keys in (
+            ("one key takes all", q * 64, self.keys),
+            ("scores below the normal range", q * 2.0**-126, self.keys),
+            ("equal keys", q, one.expand_as(self.keys).contiguous()),
+            ("keys nearly alike", q * 16, one * 0.95 + self.keys * 0.05),
+        ):
+            got = self.run(queries, start, keys=keys)
+            exact = self.exact(queries, start, keys)
+            yield self.bench.near(f"{self.label}, {name}", got, exact, slack=2.0**-8 * 4)
+
     def prefill(self) -> Iterator[CheckResult]:
         for first, rows in ((0, 40), (21, 19)):
             q = self.bench.random(rows, self.h.query, self.h.dim, salt=first)
@@ -213,12 +263,13 @@ class _Case:
         start, rows = 40, 3
         q = self.bench.random(rows, self.h.query, self.h.dim)
         got = self.run(q, start)
-        pages = self.keys.clone()
-        pages[:, :16], pages[:, 16:32] = self.keys[:, 16:32], self.keys[:, :16]
-        yield self.bench.unnoticed(
-            "two pages of keys swapped", self.bounded(got, self.exact(q, start, pages))
-        )
-        yield self.bench.unnoticed("split off by one", self.bounded(got, self.exact(q, start - 1)))
+        for fault, wrong in {
+            "two pages of keys swapped": self.exact(q, start, keys=_swapped(self.keys)),
+            "two pages of values swapped": self.exact(q, start, values=_swapped(self.values)),
+            "scale of the scores off by a quarter": self.exact(q, start, scale=1.25 * self.scale),
+            "split off by one": self.exact(q, start - 1),
+        }.items():
+            yield self.bench.unnoticed(fault, self.bounded(got, wrong))
         gated = self.bench.random(rows, self.h.query * 2 * self.h.dim)
         output_gate(got, gated, got, rows=rows, dim=self.h.dim)
         yield self.bench.same(
@@ -230,3 +281,10 @@ class _Case:
         yield self.bench.same(
             f"{self.label}: positions past the rows are read", again, self.run(q, start)
         )
+
+
+def _swapped(stored: Tensor) -> Tensor:
+    """The cache with its first two pages of 16 positions exchanged."""
+    pages = stored.clone()
+    pages[:, :16], pages[:, 16:32] = stored[:, 16:32], stored[:, :16]
+    return pages

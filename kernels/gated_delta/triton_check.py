@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,9 +54,11 @@ def check(
         for spread in alike:
             case = _Case(Bench("gated_delta", library, seed), heads, max(prompt, 32), spread)
             yield from case.chain(batches)
+            yield from case.shorter(batches)
             yield from case.tree()
             yield from case.commits()
             yield from case.prefilled(prompt)
+            yield from case.extremes()
             yield from case.faults()
 
 
@@ -130,7 +133,9 @@ class _Case:
         )  # fmt: skip
         return made
 
-    def exact(self, rows: list[int], conv: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def exact(
+        self, rows: list[int], conv: Tensor | None = None, g: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Answers and last state in float64 on the CPU."""
         h = self.h
         raw = (self.conv if conv is None else conv)[rows].double().cpu()
@@ -140,7 +145,8 @@ class _Case:
         q, k = (t * (t.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for t in (q, k))
         q, k = (t.repeat_interleave(h.value // h.key, 1) for t in (q * h.key_dim**-0.5, k))
         v = raw[:, 2 * width :].view(-1, h.value, h.value_dim)
-        g, beta = self.g[rows].double().cpu(), self.beta[rows].double().cpu()
+        g = (self.g if g is None else g)[rows].double().cpu()
+        beta = self.beta[rows].double().cpu()
         state, answers = self.start.double().cpu(), []
         for t in range(len(rows)):
             state = state * g[t].exp()[:, None, None]
@@ -170,6 +176,54 @@ class _Case:
         walked = self.start.clone()
         self.walk(walked, rows, advance=True)
         yield bench.same(f"{self.label}: state after a chain", walked, state)
+
+    def shorter(self, batches: tuple[int, ...]) -> Iterator[CheckResult]:
+        """The forms that take rows together: a pass has the bits of a longer one's first rows."""
+        whole = self.together(list(range(max(batches))))
+        for size in batches:
+            for (name, long), short in zip(
+                whole.items(), self.together(list(range(size))).values(), strict=True
+            ):
+                what = f"{self.label}, {name}: {size} rows and the first of {max(batches)}"
+                yield self.bench.same(what, short, long[:size], rows=True)
+
+    def together(self, rows: list[int]) -> dict[str, Tensor]:
+        """Answers and corrections of a chain by the stack and by the solve."""
+        found, count = {}, len(rows)
+        pending = {"accepted": self.none, "accepted_factors": self.unused, "rows": count}
+        for name in ("stack", "solved"):
+            made = self.operands(rows)
+            arguments = self.start.clone(), made.q, made.factors, made.v, made.beta
+            if name == "stack":
+                walk_stack(*arguments, made.out, depths=self.bench.paths()[1], **pending)
+            else:
+                work = Solved.empty(rows=32, value_heads=self.h.value, device=self.bench.device)
+                solve(made.q, made.factors, made.beta, work, rows=count)
+                walk_solved(*arguments, work, made.out, **pending)
+            corrections = made.factors.u[:count].flatten(1)
+            found[name] = torch.cat((made.out.float(), corrections), 1)
+        return found
+
+    def extremes(self) -> Iterator[CheckResult]:
+        """A state all but forgotten, one that never fades, no write and a whole one, equal keys."""
+        rows = list(range(7))
+        case = copy(self)
+        width = self.h.key * self.h.key_dim
+        case.conv, case.g, case.beta = self.conv.clone(), self.g.clone(), self.beta.clone()
+        case.conv[:4, width : 2 * width] = case.conv[:1, width : 2 * width]
+        case.conv[:, 2 * width :] *= 1000
+        for row, (decay, strength) in enumerate(
+            ((0.0, 1.0), (-60.0, 1.0), (0.0, 0.0), (-1e-7, 1.0))
+        ):
+            case.g[row], case.beta[row] = decay, strength
+        answers, last = case.exact(rows)
+        slack = 2e-6 * float(answers.abs().max())
+        state = self.start.clone()
+        got = case.walk(state, rows, advance=True)
+        yield self.bench.near(f"{self.label}: extremes", got.out, answers, slack=slack)
+        yield self.bench.close(f"{self.label}: state after extremes", state, last, relative=1e-5)
+        solved = case.together(rows)["solved"][:, : answers.shape[1]]
+        yield self.bench.close(f"{self.label}: extremes, solved", solved, answers, relative=2.0**-7)
 
     def tree(self) -> Iterator[CheckResult]:
         bench, rows = self.bench, list(range(len(PARENTS)))
@@ -282,6 +336,10 @@ class _Case:
         )
         wrong = self.exact([0, 1, 2, 4, 3, 5])[0]
         yield self.bench.unnoticed("two rows swapped", self.bench.near("", got, wrong, slack=slack))
+        wrong = self.exact(rows, g=self.g.roll(1, 1))[0]
+        yield self.bench.unnoticed(
+            "decay of the next head", self.bench.near("", got, wrong, slack=slack)
+        )
 
 
 def _parts(factors: DeltaFactors) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -11,7 +11,7 @@ import torch
 from kernels.checks import CheckResult
 from kernels.head.reference import argmax_lowest
 from kernels.head.triton import PART, argmax, argmax_work
-from kernels.triton_checks import Bench
+from kernels.triton_checks import Bench, batched_like_alone
 
 if TYPE_CHECKING:
     from kernels.cuda_build import CudaLibrary
@@ -41,6 +41,7 @@ def check(
             yield bench.holds(
                 f"{label}: another value", torch.equal(values, logits.float().amax(-1))
             )
+            yield _alone(bench, label, vocabulary, dtype)
             logits[4, vocabulary // 3] = float("nan")
             argmax(logits, ids, values, work, rows=6)
             rest = [0, 1, 2, 3, 5]
@@ -48,3 +49,15 @@ def check(
                 f"{label}: NaN",
                 int(ids[4]) == -1 and bool(values[4].isnan()) and bool((ids == wanted)[rest].all()),
             )
+
+
+def _alone(bench: Bench, label: str, vocabulary: int, dtype: torch.dtype) -> CheckResult:
+    logits = bench.random(32, vocabulary, dtype=dtype, salt=1)
+
+    def run(rows: list[int]) -> torch.Tensor:
+        ids, values = (bench.empty(len(rows), dtype=kind) for kind in (torch.int32, torch.float32))
+        work = argmax_work(len(rows), vocabulary, bench.device)
+        argmax(logits[rows], ids, values, work, rows=len(rows))
+        return torch.stack((ids, values.view(torch.int32)), 1)
+
+    return batched_like_alone(bench, label, run)

@@ -60,14 +60,20 @@ def _norms(bench: Bench, width: int) -> Iterator[CheckResult]:
     yield bench.same(f"{width} columns, stored sum", total, residual + x)
     yield bench.same(f"{width} columns, sum and norm in one launch", out, two)
 
-    many = bench.random(32, width, salt=3)
+    many, other = bench.random(32, width, salt=3), bench.random(32, width, salt=4)
 
-    def run(rows: list[int]) -> torch.Tensor:
-        got = bench.empty(len(rows), width)
-        rms_norm(many[rows].contiguous(), weight, got, eps=EPS, rows=len(rows))
-        return got
+    def norm(rows: list[int]) -> torch.Tensor:
+        out = bench.empty(len(rows), width)
+        rms_norm(many[rows], weight, out, eps=EPS, rows=len(rows))
+        return out
 
-    yield batched_like_alone(bench, f"norm of {width} columns", run)
+    def summed(rows: list[int]) -> torch.Tensor:
+        out = bench.empty(len(rows), width)
+        add_rms_norm(other[rows], many[rows], weight, out, eps=EPS, rows=len(rows))
+        return out
+
+    yield batched_like_alone(bench, f"norm of {width} columns", norm)
+    yield batched_like_alone(bench, f"sum and norm of {width} columns", summed)
 
 
 def _heads(bench: Bench, count: int, dim: int) -> Iterator[CheckResult]:
@@ -84,6 +90,14 @@ def _heads(bench: Bench, count: int, dim: int) -> Iterator[CheckResult]:
     yield bench.unnoticed("weight shifted", bench.near("", out, other))
     gated_rms_norm(o, z, weight, o, eps=EPS, rows=4)
     yield bench.same(f"gated norm of {count} heads in place", o, out)
+    many, gates = bench.random(32, width, salt=3), bench.random(32, width, salt=4)
+
+    def gated(rows: list[int]) -> torch.Tensor:
+        got = bench.empty(len(rows), width)
+        gated_rms_norm(many[rows], gates[rows], weight, got, eps=EPS, rows=len(rows))
+        return got
+
+    yield batched_like_alone(bench, f"gated norm of {count} heads", gated)
 
 
 def _rows(bench: Bench, width: int) -> Iterator[CheckResult]:
@@ -115,7 +129,36 @@ def _rows(bench: Bench, width: int) -> Iterator[CheckResult]:
     yield bench.holds("decay within 2e-6 of it", bool(((g - exact) / exact).abs().max() < 2e-6))
     yield bench.close("write strength", beta, b.double().sigmoid(), relative=1e-6)
 
+    yield from _rows_alone(bench, width, dim, (a_log, dt_bias))
+
     table, ids = bench.random(7, width), bench.ints(3, 6, -1, 7, 0)
     embed(table, ids, out, rows=5)
     yield bench.same("embedded rows", out[[0, 1, 4]], table[[3, 6, 0]])
     yield bench.holds("an id outside the table gives NaN", bool(out[2:4].isnan().all()))
+
+
+def _rows_alone(
+    bench: Bench, width: int, dim: int, decay: tuple[torch.Tensor, torch.Tensor]
+) -> Iterator[CheckResult]:
+    heads = len(decay[0])
+    both, attn = bench.random(32, 2 * width) * 6, bench.random(32, width, salt=1)
+    a, b = bench.random(32, heads) * 12, bench.random(32, heads, salt=1) * 8
+
+    def activation(rows: list[int]) -> torch.Tensor:
+        out = bench.empty(len(rows), width)
+        silu_mul(both[rows], out, rows=len(rows))
+        return out
+
+    def gate(rows: list[int]) -> torch.Tensor:
+        out = bench.empty(len(rows), width)
+        output_gate(attn[rows], both[rows], out, rows=len(rows), dim=dim)
+        return out
+
+    def gates(rows: list[int]) -> torch.Tensor:
+        g, beta = (bench.empty(len(rows), heads, dtype=torch.float32) for _ in range(2))
+        delta_gates(a[rows], b[rows], *decay, g, beta, rows=len(rows))
+        return torch.cat((g, beta), 1)
+
+    yield batched_like_alone(bench, f"silu_mul of {width} columns", activation)
+    yield batched_like_alone(bench, f"output gate of {width} columns", gate)
+    yield batched_like_alone(bench, f"decay and write strength of {heads} heads", gates)

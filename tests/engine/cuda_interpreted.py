@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 
 import torch
+from interpreting import read_loaded_bounds
 from torch import Tensor
 
 from engine.knobs import KnobSet
@@ -69,6 +70,7 @@ def line(backend: CudaBackend) -> tuple[Tensor, dict[str, Tensor]]:
 
 def main() -> None:
     torch.set_num_threads(1)
+    read_loaded_bounds()
     kernels = make(KernelOps)
     logits, state = tree(kernels)
     alone, stepped = line(kernels)

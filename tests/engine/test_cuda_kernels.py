@@ -13,16 +13,17 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+TESTS = Path(__file__).resolve().parents[1]
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
+    places = os.pathsep.join((str(TESTS.parent), str(TESTS)))
     run = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("cuda_interpreted.py"))],
-        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": places, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,

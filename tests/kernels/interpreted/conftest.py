@@ -14,10 +14,16 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from interpreting import read_loaded_bounds, record_launches
 
 from kernels.cuda_build import Target
 
-if os.environ.get("TRITON_INTERPRET") != "1":
+_launched: set[str] = set()
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    read_loaded_bounds()
+    record_launches(_launched)
+else:
     collect_ignore_glob = ["test_*.py"]
 
 
@@ -40,3 +46,8 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line for the test that started this process: the kernels that have run."""
+    terminalreporter.write_line(f"launched: {' '.join(sorted(_launched))}")

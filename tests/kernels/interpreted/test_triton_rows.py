@@ -24,7 +24,9 @@ def faults(results: object) -> list[str]:
 
 
 def test_norms_and_elementwise_steps(library: object) -> None:
-    assert faults(norm_check.check(library, widths=(48,), heads=((3, 16),))) == []
+    results = list(norm_check.check(library, widths=(48,), heads=((3, 16),)))
+    assert faults(results) == []
+    assert sum(bool(result.row_invariant) for result in results) == 6
 
 
 def test_convolution_and_paths(library: object) -> None:
@@ -34,7 +36,9 @@ def test_convolution_and_paths(library: object) -> None:
 
 
 def test_argmax(library: object) -> None:
-    assert faults(head_check.check(library, vocabularies=(16, 8224))) == []
+    results = list(head_check.check(library, vocabularies=(16, 8224)))
+    assert faults(results) == []
+    assert any(result.row_invariant for result in results)
 
 
 def zeros(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:

@@ -11,6 +11,7 @@ from kernels.attention import triton as attention
 from kernels.attention import triton_check as attention_check
 from kernels.gated_delta import triton_check as delta_check
 from kernels.gated_delta.triton import Accepted, DeltaFactors, walk
+from kernels.triton_checks import BATCHES
 
 
 @pytest.fixture
@@ -22,9 +23,7 @@ def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_attention(library: object, short_chunks: None) -> None:
     heads = attention_check.Heads(4, 2, 16, 8, 128)
-    results = list(
-        attention_check.check(library, cases=(heads,), starts=(61,), batches=(1, 2, 9, 17, 32))
-    )
+    results = list(attention_check.check(library, cases=(heads,), starts=(61,), batches=BATCHES))
     assert [result.reason for result in results if not result.ok] == []
     assert any(result.row_invariant for result in results)
 
@@ -38,10 +37,12 @@ def test_the_chunks_end_at_the_same_places_for_every_length() -> None:
     assert attention.chunk_bounds(16385)[32] == (16384, 17408)
 
 
-def test_gated_delta(library: object) -> None:
+@pytest.mark.parametrize(("spread", "batches"), [(0.05, BATCHES), (1.0, (1, 2))])
+def test_gated_delta(library: object, spread: float, batches: tuple[int, ...]) -> None:
+    """Keys that are nearly one direction at every number of rows, independent keys at two."""
     heads = delta_check.Heads(2, 4, 16, 16)
     results = list(
-        delta_check.check(library, cases=(heads,), batches=(1, 2, 14), prompt=40, alike=(0.05,))
+        delta_check.check(library, cases=(heads,), batches=batches, prompt=40, alike=(spread,))
     )
     assert [result.reason for result in results if not result.ok] == []
     assert any(result.row_invariant for result in results)
