@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     found: list[Rate] = []
     for outputs, inputs in SHAPES:
         print(f"{outputs}x{inputs}", file=sys.stderr)
-        weights = _weights(library, outputs, inputs)
+        weights = nvfp4_weights(library, outputs, inputs)
         tiles = _SWEEP if arguments.sweep else ()
         for count in rows:
             own = [fitted(tile, outputs, count) for tile in tiles]
@@ -101,7 +101,7 @@ def read_roof_gbps(library: CudaLibrary) -> float:
     """What a sum over a buffer far larger than the caches reads."""
     buffer = torch.ones(_ROOF_BYTES // 4, device=library.device)
     out = torch.empty((), device=library.device)
-    seconds = _replay_seconds(lambda: torch.sum(buffer, dim=0, out=out))
+    seconds = replay_seconds(lambda: torch.sum(buffer, dim=0, out=out))
     return buffer.numel() * 4 / seconds / 1e9
 
 
@@ -146,15 +146,17 @@ def _fastest(rates: list[Rate], tiles: dict[str, SkinnyTile]) -> tuple[float, Sk
     return sums[name], tiles[name]
 
 
-def _copies(library: CudaLibrary, each: int) -> int:
+def cold_copies(library: CudaLibrary, each: int) -> int:
+    """How many weights of so many bytes lie beyond every cache."""
     cache = torch.cuda.get_device_properties(library.device).L2_cache_size
     return max(2, -(-max(_LEAST_BYTES, 3 * cache) // each))
 
 
-def _weights(library: CudaLibrary, outputs: int, inputs: int) -> list[DeviceNvfp4]:
+def nvfp4_weights(library: CudaLibrary, outputs: int, inputs: int) -> list[DeviceNvfp4]:
+    """Random weights of one shape, more than any cache holds."""
     device = library.device
     found = []
-    for _ in range(_copies(library, outputs * inputs * 9 // 16)):
+    for _ in range(cold_copies(library, outputs * inputs * 9 // 16)):
         codes = torch.randint(0, 256, (outputs, inputs // 2), dtype=torch.uint8, device=device)
         raw = torch.randint(0x30, 0x40, (outputs, inputs // 16), dtype=torch.uint8, device=device)
         scale_2 = torch.full((outputs,), 0.001, device=device)
@@ -195,11 +197,11 @@ def _head_rate(library: CudaLibrary, rows: int) -> Rate:
 
 
 def _timed(rate: Rate, work: Callable[[], None], calls: int, nbytes: int) -> Rate:
-    seconds = _replay_seconds(work) / calls
+    seconds = replay_seconds(work) / calls
     return replace(rate, us=seconds * 1e6, read_gbps=nbytes / seconds / 1e9)
 
 
-def _replay_seconds(work: Callable[[], Any]) -> float:
+def replay_seconds(work: Callable[[], Any]) -> float:
     """Median time of one run of `work`, captured and replayed."""
     work()
     torch.cuda.synchronize()

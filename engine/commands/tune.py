@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""`rondo tune`: a table of product sizes that are fastest on this machine, with the default's bits."""
+"""`rondo tune`: a table of product sizes that are fastest on this machine, with the default's bits.
+
+On the processor these are sizes of loops, with --device cuda launch settings; a file holds both, each in its
+own section.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,20 @@ import datetime
 import json
 import sys
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.cli import OK, print_json
 from engine.errors import RondoError, UsageError
 from engine.measure.machine import available_cores, machine_record
-from engine.measure.shapes import named_shape, shape_names
+from engine.measure.shapes import Shape, named_shape, shape_names
 from engine.paths import data_dir
 from engine.replace_file import replace_text
 
 if TYPE_CHECKING:
     from engine.measure.tune import TuneRow
+    from engine.measure.tune_cuda import CudaTuneRow
 
 # (weights, wide) -> the switch that reads such a table, its file name and its rows.
 _TABLES = {
@@ -40,31 +45,67 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vocab", type=int, metavar="N", help="rows of the vocabulary")
     parser.add_argument("--weights", default="nvfp4", choices=("nvfp4", "fp8"))
     parser.add_argument("--wide", action="store_true", help="for 17 to 32 rows (nvfp4)")
-    parser.add_argument("--threads", type=int, metavar="N", help="default: every core")
-    parser.add_argument("--turns", type=int, default=5, metavar="N", help="of every setting")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--threads", type=int, metavar="N", help="default: every core; cpu alone")
+    parser.add_argument("--turns", type=int, metavar="N", help="of every setting: 5; cpu alone")
     parser.add_argument("--out", metavar="FILE", help="default: in the user's data folder")
+
+
+@dataclass(frozen=True)
+class _Table:
+    """What a sweep leaves: entries under `section`, their origin, and a line of words for each product."""
+
+    section: str
+    entries: dict[str, Any]
+    origin: dict[str, Any]
+    rows: list[Any]
+    words: list[str]
 
 
 def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     """Sweep, write the table and say what it brings."""
+    if (arguments.weights, arguments.wide) not in _TABLES:
+        raise UsageError("One table serves all rows of FP8 weights.", next_step="Leave out --wide.")
+    switch, file_name, row_range = _TABLES[arguments.weights, arguments.wide]
+    shape = named_shape(arguments.shape, vocab=arguments.vocab)
+    path = Path(arguments.out) if arguments.out else data_dir() / "tiles" / file_name
+    present = _present(path)
+    measured = (_on_gpu if arguments.device == "cuda" else _on_processor)(arguments, shape, cancel)
+    made = {
+        measured.section: measured.entries,
+        f"{measured.section}_from": {
+            "switch": switch,
+            "shape": shape.name,
+            **measured.origin,
+            "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            **_provenance(),
+        },
+    }
+    about = f"Product sizes by weight shape for {row_range} rows, written by `rondo tune`."
+    _write(path, {"about": about, **present, **made})
+    if arguments.json:
+        print_json({"file": str(path), **made, "rows": [asdict(row) for row in measured.rows]})
+        return OK
+    for line in measured.words:
+        print(line)
+    print(f"{path}\nuse it with --knob {switch}={path}")
+    return OK
+
+
+def _on_processor(arguments: argparse.Namespace, shape: Shape, cancel: threading.Event) -> _Table:
     from engine.measure.tune import NARROW_ROWS, WIDE_ROWS, tune
     from kernels.build import NativeBuildError, load_library
     from kernels.tape import Pool
 
-    if (arguments.weights, arguments.wide) not in _TABLES:
-        raise UsageError("One table serves all rows of FP8 weights.", next_step="Leave out --wide.")
-    if not 1 <= arguments.turns <= 1000:
-        raise UsageError(f"{arguments.turns} turns are not accepted.", next_step="Use 1 to 1000.")
-    switch, file_name, row_range = _TABLES[arguments.weights, arguments.wide]
-    shape = named_shape(arguments.shape, vocab=arguments.vocab)
+    turns = 5 if arguments.turns is None else arguments.turns
+    if not 1 <= turns <= 1000:
+        raise UsageError(f"{turns} turns are not accepted.", next_step="Use 1 to 1000.")
     rows = WIDE_ROWS if arguments.wide else NARROW_ROWS
     if arguments.weights == "fp8":
         rows = (*NARROW_ROWS, *WIDE_ROWS)
-    threads = arguments.threads or available_cores()
+    threads = available_cores() if arguments.threads is None else arguments.threads
     if not 1 <= threads <= 256:
         raise UsageError(f"{threads} threads are not accepted.", next_step="Use 1 to 256.")
-    path = Path(arguments.out) if arguments.out else data_dir() / "tiles" / file_name
-    present = _present(path)
     try:
         library = load_library()
         with Pool(library, threads) as pool:
@@ -73,34 +114,64 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
                 weight_format=arguments.weights,
                 rows=rows,
                 pool=pool,
-                turns=arguments.turns,
-                on_progress=lambda line: print(line, file=sys.stderr),
+                turns=turns,
+                on_progress=_tell,
                 cancel=cancel,
             )
     except NativeBuildError as error:
         raise RondoError(f"{error}.", next_step="`rondo doctor` says what is missing.") from error
-    made = {
-        "tiles": {row.key: _entry(row) for row in found if row.tuned_gbps > row.default_gbps},
-        "tiles_from": {
-            "switch": switch,
-            "shape": shape.name,
-            "threads": threads,
-            "isa": library.isa,
-            "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            **_provenance(),
-        },
-    }
-    about = f"Product sizes by weight shape for {row_range} rows, written by `rondo tune`."
-    _write(path, {"about": about, **present, **made})
-    if arguments.json:
-        print_json({"file": str(path), **made, "rows": [asdict(row) for row in found]})
-        return OK
-    for row in found:
-        gain = 100 * (row.tuned_gbps / row.default_gbps - 1)
-        said = f"{gain:+.1f} % with {_words(row)}" if gain > 0 else "the default is as good"
-        print(f"{row.key}: {row.default_gbps:.2f} GB/s; {said} ({row.settings} settings)")
-    print(f"{path}\nuse it with --knob {switch}={path}")
-    return OK
+    return _Table(
+        "tiles",
+        {row.key: _entry(asdict(row.blocking), row) for row in found if _gains(row)},
+        {"threads": threads, "isa": library.isa},
+        found,
+        [_words(row, asdict(row.blocking)) for row in found],
+    )
+
+
+def _on_gpu(arguments: argparse.Namespace, shape: Shape, cancel: threading.Event) -> _Table:
+    import torch
+
+    from kernels.build_cache import NativeBuildError
+    from kernels.cuda_build import CudaError, CudaLibrary
+
+    if arguments.threads is not None or arguments.turns is not None:
+        raise UsageError("--threads and --turns are of a sweep on the processor.")
+    if not torch.cuda.is_available():
+        raise _no_gpu("PyTorch sees no GPU")
+    try:
+        from engine.measure.tune_cuda import gpu_record, tune_cuda
+
+        library = CudaLibrary(on_progress=_tell)
+        found = tune_cuda(
+            shape,
+            weight_format=arguments.weights,
+            wide=arguments.wide,
+            library=library,
+            on_progress=_tell,
+            cancel=cancel,
+        )
+    except (NativeBuildError, CudaError, ImportError, OSError) as error:
+        raise _no_gpu(str(error)) from error
+    return _Table(
+        "cuda",
+        {row.key: _entry(row.setting, row) for row in found if _gains(row)},
+        gpu_record(library),
+        found,
+        [_words(row, row.setting) for row in found],
+    )
+
+
+def _no_gpu(reason: str) -> RondoError:
+    return RondoError(
+        f"not available: needs CUDA: {reason}.",
+        kept="No table was written.",
+        next_step="`rondo doctor` says what is missing; --device cpu tunes the processor's products.",
+    )
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def _present(path: Path) -> dict[str, Any]:
@@ -137,17 +208,24 @@ def _provenance() -> dict[str, Any]:
     }
 
 
-def _entry(row: TuneRow) -> dict[str, Any]:
+def _gains(row: TuneRow | CudaTuneRow) -> bool:
+    return row.tuned_gbps > row.default_gbps
+
+
+def _entry(setting: dict[str, Any], row: TuneRow | CudaTuneRow) -> dict[str, Any]:
     return {
-        **asdict(row.blocking),
+        **setting,
         "measured_rows": list(row.rows),
         "default_gbps": row.default_gbps,
         "tuned_gbps": row.tuned_gbps,
     }
 
 
-def _words(row: TuneRow) -> str:
-    return ", ".join(f"{name} {value}" for name, value in asdict(row.blocking).items())
+def _words(row: TuneRow | CudaTuneRow, setting: dict[str, Any]) -> str:
+    chosen = ", ".join(f"{name} {value}" for name, value in setting.items())
+    gain = 100 * (row.tuned_gbps / row.default_gbps - 1)
+    said = f"{gain:+.1f} % with {chosen}" if gain > 0 else "the default is as good"
+    return f"{row.key}: {row.default_gbps:.2f} GB/s; {said} ({row.settings} settings)"
 
 
 def _write(path: Path, table: dict[str, Any]) -> None:

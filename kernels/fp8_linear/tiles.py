@@ -1,29 +1,23 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""How the Triton FP8 product is launched for a shape, and the sweep that fills the table of settings.
+"""How the Triton FP8 product is launched for a shape, by a table of settings.
 
 A table is JSON: {"cuda": {"17408x5120": {"bn": 128, "warps": 4, "stages": 3}}}, keyed by outputs x inputs and
-never by rows. A step is always 128 inputs wide, so no setting is meant to touch a bit; the sweep keeps only
-those that did not.
+never by rows. A step is always 128 inputs wide, so no setting is meant to touch a bit; the sweep that fills the
+table (kernels/tile_sweep.py) keeps only those that did not.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from kernels.checks import same_bits
-
 SECTION = "cuda"
-SWEEP_ROWS = (1, 8, 16, 24, 32)
 ROW_SHARES = {1: 0.1, 16: 0.4, 24: 0.3, 32: 0.2}  # of a round's verifies, as served
-LEAST_GAIN = 0.01
 _CHOICES = {"bn": (32, 64, 128), "warps": (4, 8), "stages": (2, 3, 4)}
-_FIGURES = ("us", "note")
+_FIGURES = ("measured_rows", "default_gbps", "tuned_gbps", "note")
 
 
 @dataclass(frozen=True)
@@ -78,46 +72,6 @@ def candidates() -> Iterator[Fp8Tile]:
         for warps in _CHOICES["warps"]:
             for stages in _CHOICES["stages"]:
                 yield Fp8Tile(bn, warps, stages)
-
-
-def sweep(
-    run: Callable[[int, Fp8Tile], Tensor],
-    time_us: Callable[[int, Fp8Tile], float],
-    *,
-    tiles: tuple[Fp8Tile, ...] | None = None,
-) -> tuple[Fp8Tile, float, list[Fp8Tile]]:
-    """The fastest setting whose results are those of the default, bit for bit, at every number of rows.
-
-    Args:
-        run: (rows, setting) -> the product of the first `rows` rows of one input.
-        time_us: (rows, setting) -> microseconds of one product over cold weights.
-        tiles: settings to try; None tries all.
-
-    Returns:
-        (setting, microseconds of the mix ROW_SHARES, settings refused for another bit or because they cannot be
-        launched). The default stays unless another one is at least LEAST_GAIN faster.
-    """
-    wanted = {rows: run(rows, DEFAULT) for rows in SWEEP_ROWS}
-    best, best_us, refused = DEFAULT, _mixed(time_us, DEFAULT), []
-    limit = best_us * (1 - LEAST_GAIN)
-    for tile in candidates() if tiles is None else tiles:
-        if tile == DEFAULT:
-            continue
-        try:
-            same = all(same_bits(run(rows, tile), wanted[rows]) for rows in SWEEP_ROWS)
-        except RuntimeError:  # too much shared memory, too many registers
-            same = False
-        if not same:
-            refused.append(tile)
-            continue
-        us = _mixed(time_us, tile)
-        if us < min(best_us, limit):
-            best, best_us = tile, us
-    return best, best_us, refused
-
-
-def _mixed(time_us: Callable[[int, Fp8Tile], float], tile: Fp8Tile) -> float:
-    return sum(share * time_us(rows, tile) for rows, share in ROW_SHARES.items())
 
 
 def _shape(path: Path, name: str) -> tuple[int, int]:

@@ -9,6 +9,7 @@ never by rows. `wk` and `il` fix the order of the sum, so every row count of a s
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 SECTION = "cuda"
 STEP = 128
 _CHOICES = {"nt": (1, 2, 4), "wk": (1, 2, 4, 8, 16), "pf": (0, 1), "il": (0, 1)}
-_FIGURES = ("gbps", "note")  # what a sweep leaves beside a choice
+_FIGURES = ("measured_rows", "default_gbps", "tuned_gbps", "gbps", "note")  # beside a choice
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,14 @@ def default_tile(outputs: int, inputs: int) -> SkinnyTile:
     while warps > 1 and warps * 2 > inputs // STEP:
         warps //= 2
     return SkinnyTile(nt=2 if outputs >= 4096 else 1, wk=warps)
+
+
+def candidates(outputs: int, inputs: int) -> Iterator[SkinnyTile]:
+    """Every setting with the default's order of the sum, hence with its bits."""
+    wk, il = default_tile(outputs, inputs).order
+    for nt in _CHOICES["nt"]:
+        for pf in _CHOICES["pf"]:
+            yield SkinnyTile(nt, wk, pf, il)
 
 
 @dataclass(frozen=True)

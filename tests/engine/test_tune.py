@@ -35,7 +35,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "_LEAST_COLD_BYTES", 1 << 16)
     monkeypatch.setattr(tuning, "last_level_cache_bytes", lambda: 0)
     monkeypatch.setattr(tuning, "SWEEP", (("rows", (1, 4)), ("inputs", (256,))))
-    monkeypatch.setattr(tuning, "products", lambda shape, weight_format, seed: [one(weight_format)])
+    monkeypatch.setattr(
+        tuning, "products", lambda shape, weight_format, packing, seed: [one(weight_format)]
+    )
 
 
 def one(weight_format: str) -> PackedLinear:

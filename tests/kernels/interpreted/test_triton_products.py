@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
+from kernels import cuda_tiles
 from kernels.bf16_linear.triton import linear
 from kernels.fp8_linear import triton_check as check
-from kernels.fp8_linear.tiles import DEFAULT, SWEEP_ROWS, Fp8Tile, sweep
+from kernels.fp8_linear.tiles import DEFAULT, Fp8Tile
 from kernels.fp8_linear.triton import linear_blocks, linear_rows
 from kernels.nvfp4_linear.check import random_weight
 from kernels.nvfp4_linear.cuda import place_nvfp4
@@ -70,18 +73,23 @@ def test_a_wrong_operand_is_named() -> None:
         linear_chunk(weight, x, out, rows=2)
 
 
-def test_a_sweep_keeps_only_settings_with_the_same_bits() -> None:
-    x, codes, scale, _ = operands(max(SWEEP_ROWS))
-    fast, other = Fp8Tile(bn=32), Fp8Tile(bn=128)
+def test_a_sweep_keeps_only_settings_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, codes, scale, _ = operands()
+    fast, faster = Fp8Tile(bn=32), Fp8Tile(bn=128)
+    tried, launched = [DEFAULT, fast, faster], []
 
-    def run(rows: int, tile: Fp8Tile) -> Tensor:
-        out = torch.empty(rows, 16).bfloat16()
-        linear_blocks(x[:rows], codes, scale, out, rows=rows, tile=tile)
-        return out + 1 if tile == other and rows == 24 else out
+    def spoiled(x: Tensor, *weight: Tensor, rows: int, tile: Fp8Tile) -> None:
+        launched.append(tile)
+        linear_blocks(x, *weight, rows=rows, tile=tile)
+        if tile == faster and rows == 23:
+            weight[-1][0] += 1
 
-    speeds = {DEFAULT: 10.0, fast: 9.0, other: 1.0}
-    best, us, refused = sweep(run, lambda rows, tile: speeds[tile], tiles=(DEFAULT, fast, other))
-    assert (best, refused) == (fast, [other])
-    assert us == pytest.approx(9.0)
-    speeds[fast] = 9.95  # less than a hundredth is no gain
-    assert sweep(run, lambda rows, tile: speeds[tile], tiles=(fast,))[0] == DEFAULT
+    def seconds(work: Callable[[], None]) -> float:
+        work()
+        return {DEFAULT: 1.0, fast: 0.9, faster: 0.1}[launched[-1]]
+
+    monkeypatch.setattr(cuda_tiles, "linear_blocks", spoiled)
+    monkeypatch.setattr("kernels.fp8_linear.tiles.candidates", lambda: iter(tried))
+    swept = cuda_tiles.sweep_fp8([(codes, scale)], shares={1: 1.0}, seconds=seconds)
+    assert (swept.tile, swept.tried, swept.refused) == (fast, 2, (faster,))
+    assert (swept.us, swept.default_us) == (pytest.approx(0.9e6), pytest.approx(1e6))
