@@ -34,7 +34,7 @@ from engine.api_compare import (
 )
 from engine.api_knobs import KnobHandle, KnobRow
 from engine.errors import RondoError
-from engine.measure.telemetry import DRAFTERS, ROUND_DTYPE, RoundRing
+from engine.measure.telemetry import DRAFTERS, ROUND_DTYPE, ROUTES, RoundRing
 
 __all__ = [
     "DEFAULT_PAIRS",
@@ -43,6 +43,7 @@ __all__ = [
     "METRICS",
     "MOST_PAIRS",
     "ROUND_DTYPE",
+    "ROUTES",
     "STATES",
     "VERDICTS",
     "WORKLOADS",

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from engine.api import (
-    DRAFTERS,
     ErrorReport,
     Event,
     Failed,
@@ -40,6 +39,7 @@ from engine.command_queue import Command, CommandQueue
 from engine.errors import BusyError, UsageError
 from engine.knob_rows import knob_rows, profile_of, served_values
 from engine.knobs import KnobSet, write_profile
+from engine.measure.telemetry import round_fields
 from engine.paths import demo_model, profile_path
 from engine.runner_compare import RunnerCompares
 
@@ -357,18 +357,9 @@ class ThreadedEngine(RunnerCompares):
         self.ring.append(
             request_id=self._request_id,
             end_s=self._beat_s,
-            committed_tokens=len(done.tokens),
-            drafted_tokens=done.drafted,
-            accepted_tokens=done.accepted,
-            rows=done.rows,
             context_tokens=context_tokens,
-            drafter=DRAFTERS.index(done.drafter),
-            draft_ms=done.draft_ms,
-            verify_ms=done.verify_ms,
-            commit_ms=done.commit_ms,
-            sample_ms=done.sample_ms,
             round_ms=round_ms,
-            bytes_read=done.bytes_read,
+            **round_fields(done),
         )
         if self._state != "comparing":
             self._apply_knobs()

@@ -19,7 +19,7 @@ import numpy as np
 from engine.cli import FAILED, OK, USAGE
 from engine.commands.generate import figures
 from engine.errors import RondoError, UsageError
-from engine.measure.telemetry import DRAFTERS, ROUND_DTYPE
+from engine.measure.telemetry import DRAFTERS, ROUND_DTYPE, ROUTES
 from engine.paths import data_dir, demo_model
 from ops.demo_turn import Turn, TurnFailed, Wish, plain_turn
 
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def write_rounds(path: Path, rounds: np.ndarray) -> None:
-    """One CSV row a round (dtype ROUND_DTYPE), schema_version first, the drafter by name."""
+    """One CSV row a round (dtype ROUND_DTYPE), schema_version first, the drafter and the route by name."""
     names = ROUND_DTYPE.names
     assert names is not None
     with path.open("x", encoding="utf-8", newline="") as file:
@@ -63,6 +63,7 @@ def write_rounds(path: Path, rounds: np.ndarray) -> None:
         for row in rounds:
             values = {name: str(row[name]) for name in names}  # the shortest digits that round-trip
             values["drafter"] = DRAFTERS[int(row["drafter"])]
+            values["route"] = ROUTES[int(row["route"])]
             writer.writerow([SCHEMA_VERSION, *values.values()])
 
 

@@ -24,6 +24,7 @@ from app.format import NONE, grouped, number, percent, significant
 from app.live.figures import DrafterLine, Figure, Gauge, SplitBar
 from app.live.now import now
 from app.live.plots import CurvePlot
+from app.live.route import route_words
 from app.live.series import PARTS, PrefillRate, RoundSeries
 from app.theme import Theme
 from engine.api import Generation, ModelCard, Snapshot
@@ -82,6 +83,13 @@ class LivePanel(QWidget):
         column.addWidget(_caption("Who drafted (rounds of the last 2 s)"))
         self.drafters = DrafterLine(theme)
         column.addWidget(self.drafters)
+        self.route, self.route_gain = _still_label("small"), _still_label("small")
+        self.route.setAccessibleName("What the router chose in the last rounds")
+        words = QVBoxLayout()
+        words.setSpacing(3)
+        words.addWidget(self.route)
+        words.addWidget(self.route_gain)
+        column.addLayout(words)
         self.context = Gauge(theme, "Context, tok")
         column.addWidget(self.context)
         bridge.rounds.connect(self._on_rounds)
@@ -218,6 +226,9 @@ class LivePanel(QWidget):
         self.read.set_value(significant(found.read_gbps), note, dim=dim)
         self.split.set_parts(found.parts_ms, dim=dim)
         self.drafters.set_counts(found.drafters, dim=dim)
+        chose, gain = route_words(found)
+        _say(self.route, chose)
+        _say(self.route_gain, gain)
         limit = snapshot.context_limit
         share = snapshot.context_tokens / limit if limit else 0.0
         text = f"{grouped(snapshot.context_tokens)} of {grouped(limit)}" if limit else NONE

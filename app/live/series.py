@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.api import DRAFTERS, ROUND_DTYPE
+from engine.api import DRAFTERS, ROUND_DTYPE, ROUTES
 
 WINDOW_S = 2.0
 SPAN_S = 300.0
@@ -33,6 +33,24 @@ class Figures:
     rounds: int = 0
     drafters: tuple[int, ...] = (0,) * len(DRAFTERS)  # rounds of each, in the order of DRAFTERS
     rows_per_round: float = 0.0  # of a verify pass, the anchor included
+    routed: Routed | None = None  # of the rounds that a router chose, None without such
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """What a router chose in some rounds, all of them means a round but for `most`.
+
+    most: what it chose most often (one of ROUTES), in share_pct of the rounds. nodes of left_out + nodes
+    drafted were verified. expected_gain: the rate it expected over that of a round without a draft.
+    """
+
+    most: str
+    share_pct: float
+    nodes: float
+    left_out: float
+    expected_tokens: float
+    tokens: float
+    expected_gain: float
 
 
 def figures(rows: np.ndarray) -> Figures:
@@ -59,7 +77,18 @@ def figures(rows: np.ndarray) -> Figures:
             np.bincount(rows["drafter"], minlength=len(DRAFTERS))[: len(DRAFTERS)].tolist()
         ),
         rows_per_round=float(rows["rows"].mean(dtype=np.float64)),
+        routed=_routed(rows[rows["route"] > 0]),
     )
+
+
+def _routed(rows: np.ndarray) -> Routed | None:
+    if not len(rows):
+        return None
+    counts = np.bincount(rows["route"], minlength=len(ROUTES))
+    most = int(counts.argmax())
+    fields = ("drafted_tokens", "left_out_nodes", "expected_tokens", "committed_tokens")
+    means = [float(rows[name].mean(dtype=np.float64)) for name in (*fields, "expected_gain")]
+    return Routed(ROUTES[most], 100 * int(counts[most]) / len(rows), *means)
 
 
 class RoundSeries:

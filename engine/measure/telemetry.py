@@ -7,9 +7,26 @@ that is being written. Old rows may be overwritten before a slow reader comes by
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
+if TYPE_CHECKING:
+    from engine.spec.decode import Round
+
 DRAFTERS = ("none", "mtp", "lookup", "block")
+# What a router chose; the first: no router was asked.
+ROUTES = (
+    "",
+    "plain",
+    "lookup",
+    "mtp",
+    "mtp line",
+    "mtp+lookup",
+    "block",
+    "block line",
+    "block+lookup",
+)
 
 ROUND_DTYPE = np.dtype(
     [
@@ -22,6 +39,10 @@ ROUND_DTYPE = np.dtype(
         ("rows", "i4"),  # rows of the verify pass, anchor included
         ("context_tokens", "i4"),  # committed positions after the round
         ("drafter", "i4"),  # index into DRAFTERS
+        ("route", "i4"),  # index into ROUTES; the next three are 0 where it is
+        ("left_out_nodes", "i4"),  # of the chosen draft, cut off before the verify pass
+        ("expected_tokens", "f4"),  # what the router expected the round to add
+        ("expected_gain", "f4"),  # expected tokens a second over those of a round without a draft
         ("draft_ms", "f4"),
         ("verify_ms", "f4"),
         ("commit_ms", "f4"),
@@ -30,6 +51,28 @@ ROUND_DTYPE = np.dtype(
         ("bytes_read", "i8"),  # weights, state and KV this round had to read
     ]
 )
+
+
+def round_fields(done: Round) -> dict[str, float]:
+    """The fields of a record that a round knows of itself."""
+    fields: dict[str, float] = {
+        "committed_tokens": len(done.tokens),
+        "drafted_tokens": done.drafted,
+        "accepted_tokens": done.accepted,
+        "rows": done.rows,
+        "drafter": DRAFTERS.index(done.drafter),
+        "draft_ms": done.draft_ms,
+        "verify_ms": done.verify_ms,
+        "commit_ms": done.commit_ms,
+        "sample_ms": done.sample_ms,
+        "bytes_read": done.bytes_read,
+    }
+    if done.choice is not None:
+        fields["route"] = ROUTES.index(done.choice.candidate)
+        fields["left_out_nodes"] = done.choice.left_out
+        fields["expected_tokens"] = done.choice.expected_tokens
+        fields["expected_gain"] = done.choice.gain
+    return fields
 
 
 class RoundRing:

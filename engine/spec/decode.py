@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from engine.errors import NumericsError
 from engine.model.backend import VERIFY_ROWS, Backend, Verified
-from engine.spec.drafter import Drafter, RoundOutcome
+from engine.spec.drafter import Drafter, RoundOutcome, RouteChoice, Routes
 from engine.spec.sampling import Sampling, choose
 from engine.spec.tree import DraftTree
 
@@ -23,7 +23,7 @@ class Round:
 
     drafted, accepted: nodes besides the anchor. tree: whether some node had two children. drafter: the source
     of most accepted nodes, of most nodes where none was accepted, "none" without a draft. draft_ms: proposing
-    and learning. bytes_written: recurrent state.
+    and learning. bytes_written: recurrent state. choice: the router's, None where none was asked.
     """
 
     tokens: tuple[int, ...]
@@ -38,6 +38,7 @@ class Round:
     commit_ms: float
     bytes_read: int
     bytes_written: int
+    choice: RouteChoice | None = None
 
 
 class DecodeLoop:
@@ -61,6 +62,7 @@ class DecodeLoop:
         self._backend = backend
         self._sampling = sampling
         self.drafter = drafter
+        self._router: Routes | None = None
         self._follow = follow
         self._follow_from = 0
         self._most = VERIFY_ROWS - 1
@@ -77,6 +79,7 @@ class DecodeLoop:
     def use(self, drafter: Drafter | None, committed: Sequence[int]) -> None:
         """Draft by another drafter from the next round on; it starts from the tokens before the anchor."""
         self.drafter = drafter
+        self._router = drafter if isinstance(drafter, Routes) else None
         if drafter is not None:
             drafter.begin(committed)
 
@@ -95,7 +98,7 @@ class DecodeLoop:
         """
         backend, drafter = self._backend, self.drafter
         start = time.perf_counter()
-        tree, read_bytes = self._propose(wanted)
+        tree, read_bytes, choice = self._propose(wanted)
         after_draft = time.perf_counter()
         bytes_read = backend.round_bytes(1, 0) + read_bytes
         first = backend.length + 1
@@ -132,14 +135,15 @@ class DecodeLoop:
             commit_ms=(after_commit - after_sample) * 1e3,
             bytes_read=bytes_read,
             bytes_written=backend.written_bytes(),
+            choice=choice,
         )
 
-    def _propose(self, wanted: int) -> tuple[DraftTree | None, int]:
-        """(what to verify, None for the anchor alone; bytes the draft had to read)."""
+    def _propose(self, wanted: int) -> tuple[DraftTree | None, int, RouteChoice | None]:
+        """(what to verify, None for the anchor alone; bytes the draft had to read; the router's choice)."""
         limit = min(self._most, wanted - 1, self.room() - 1)
         drafter = self.drafter
         if drafter is None or limit < 1:
-            return None, 0
+            return None, 0, None
         tree = drafter.propose(self.anchor, limit)
         if tree is not None:
             if tree.tokens[0] != self.anchor:
@@ -147,7 +151,7 @@ class DecodeLoop:
                     f"{drafter.name} drafted behind {tree.tokens[0]}, not behind the anchor {self.anchor}"
                 )
             tree = tree.truncate(limit + 1) if len(tree) > 1 else None
-        return tree, drafter.read_bytes
+        return tree, drafter.read_bytes, self._router.choice if self._router else None
 
     def _chooser(self, verified: Verified, tree: DraftTree, first: int) -> Callable[[int], int]:
         """The token behind a node; the anchor's is at position `first`."""

@@ -25,6 +25,29 @@ class RoundOutcome:
     verify_ms: float
 
 
+@dataclass(frozen=True, slots=True)
+class RouteChoice:
+    """What a round verifies and why, by a router over several sources.
+
+    candidate: plain, lookup, the head's name, its line ("mtp line") or a merge ("mtp+lookup"). nodes: drafted
+    rows of the verify pass. expected_tokens, tokens_per_ms: what the round is expected to add, and at which
+    rate over the whole of it. alternatives: the others, (candidate, nodes, tokens_per_ms) at their own best
+    size. skipped: why no head drafted, empty where one did. probe: one drafted only to learn how it stands.
+    left_out: nodes of the candidate that were cut off. gain: tokens_per_ms over a plain round's.
+    """
+
+    candidate: str
+    nodes: int
+    expected_tokens: float
+    tokens_per_ms: float
+    alternatives: tuple[tuple[str, int, float], ...]
+    price_source: str
+    skipped: str = ""
+    probe: bool = False
+    left_out: int = 0
+    gain: float = 1.0
+
+
 class Drafter(Protocol):
     """One source of proposals, or a router over several.
 
@@ -46,6 +69,13 @@ class Drafter(Protocol):
 
     def settle(self, outcome: RoundOutcome) -> None:
         """Learn what the round committed; called after every round, also a plain one."""
+
+
+@runtime_checkable
+class Routes(Protocol):
+    """A drafter that chooses among sources; `choice` is that of its latest proposal."""
+
+    choice: RouteChoice
 
 
 @runtime_checkable

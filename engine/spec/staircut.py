@@ -16,10 +16,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.spec.drafter import RoundOutcome
+from engine.spec.drafter import RoundOutcome, RouteChoice
 from engine.spec.prices import CHAIN, TREE, Curve
 from engine.spec.staircut_cut import Cut, Terms, best_cut, chances_of, likeliest_line
 from engine.spec.staircut_doze import Doze
@@ -46,26 +45,6 @@ class Candidate(NamedTuple):
     cut: Cut
     name: str
     tree: DraftTree | None  # None: the anchor alone
-
-
-@dataclass(frozen=True, slots=True)
-class RouteChoice:
-    """What a round verifies and why.
-
-    candidate: plain, lookup, the head's name, its line ("mtp line") or a merge ("mtp+lookup"). nodes: drafted
-    rows of the verify pass. expected_tokens, tokens_per_ms: what the round is expected to add, and at which
-    rate over the whole of it. alternatives: the others, (candidate, nodes, tokens_per_ms) at their own best
-    size. skipped: why no head drafted, empty where one did. probe: one drafted only to learn how it stands.
-    """
-
-    candidate: str
-    nodes: int
-    expected_tokens: float
-    tokens_per_ms: float
-    alternatives: tuple[tuple[str, int, float], ...]
-    price_source: str
-    skipped: str = ""
-    probe: bool = False
 
 
 class StairCut:
@@ -112,6 +91,9 @@ class StairCut:
         self._named_ms = 0.0  # its draft and verify
         self._head_ms = 0.0
         self._look_factor = 1.0
+        self._plain_value = (
+            1.0  # tokens a ms of a round without a draft, at the level of the prices
+        )
         self._own_ms = 0.0  # what a round of the router's own takes, heads left out
         self._asked = False  # for this round; a text's last one has no room for a draft
         self._doze = Doze()
@@ -160,6 +142,7 @@ class StairCut:
         limit = min(limit, self._nodes)
         prices = self._prices.curves(self._context)
         terms = Terms(prices, self._rest_ms / self._prices.level, limit)
+        self._plain_value = 1.0 / (prices[0][1] + terms.spent_ms)
         found: list[Candidate] = []
         if limit < 1:
             return self._take(found, terms, "no room")
@@ -341,6 +324,8 @@ class StairCut:
             self._prices.source,
             "" if skipped == PROBE else skipped,
             skipped == PROBE,
+            left_out=0 if tree is None else len(tree) - 1 - cut.nodes,
+            gain=cut.value / self._plain_value,
         )
         if tree is None or cut.nodes == len(tree) - 1:
             return tree

@@ -6,8 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from app.live.route import route_words
 from app.live.series import BIN_S, SPAN_S, PrefillRate, RoundSeries, figures
-from engine.api import DRAFTERS, ROUND_DTYPE
+from engine.api import DRAFTERS, ROUND_DTYPE, ROUTES
 
 
 def _rows(ends_s, round_ms, tokens=3, drafted=4, accepted=2, read=10**9) -> np.ndarray:
@@ -54,6 +55,31 @@ def test_rounds_are_counted_by_drafter() -> None:
     }
     assert found.rows_per_round == 4.5
     assert sum(figures(np.zeros(0, ROUND_DTYPE)).drafters) == 0
+
+
+def test_what_the_router_chose_is_a_mean_of_its_own_rounds() -> None:
+    rows = _rows([1.0, 1.1, 1.2, 1.3], [10.0] * 4, tokens=[4, 1, 3, 9], drafted=[6, 0, 3, 9])
+    rows["route"] = [ROUTES.index(name) for name in ("mtp+lookup", "plain", "mtp+lookup", "")]
+    rows["left_out_nodes"] = [4, 0, 2, 0]
+    rows["expected_tokens"], rows["expected_gain"] = [3.5, 1.0, 3.0, 0.0], [1.5, 0.9, 1.2, 0.0]
+    found = figures(rows)
+    routed = found.routed
+    assert routed is not None
+    assert (routed.most, routed.nodes, routed.left_out) == ("mtp+lookup", 3.0, 2.0)
+    assert routed.share_pct == pytest.approx(200 / 3)
+    assert (routed.expected_tokens, routed.expected_gain) == pytest.approx((2.5, 1.2))
+    assert routed.tokens == pytest.approx(8 / 3)
+    assert route_words(found) == (
+        "Router: mtp+lookup in 67 % · 3.0 of 5.0 nodes",
+        "expected 2.50 tok, got 2.67 · 1.20 times plain",
+    )
+
+
+def test_without_a_router_its_line_says_so() -> None:
+    found = figures(_rows([1.0], [10.0]))
+    assert found.routed is None
+    assert route_words(found) == ("Router: not available", "QWEN38_LEN_SWITCH=1 asks for one")
+    assert route_words(figures(np.zeros(0, ROUND_DTYPE))) == ("Router: —", "")
 
 
 def test_only_the_last_two_seconds_count() -> None:

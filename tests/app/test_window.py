@@ -522,6 +522,7 @@ def test_the_live_panel_says_who_drafted(console, qtbot) -> None:
     shares = [int(text.removesuffix(" %")) for text in one.window.live.drafters.texts]
     assert 99 <= sum(shares) <= 101
     assert "MTP" in one.window.live.drafters.accessibleName()
+    assert one.window.live.route.text() == "Router: not available"
 
 
 def test_a_copied_report_says_so(console) -> None:

@@ -22,9 +22,11 @@ from engine.load.synthetic import synthetic_weights
 from engine.measure.policies import PLAIN, ROUTER, Prompt, read_policy_prompts, run_policies
 from engine.measure.policies_forced import Cut, ForcedRequest, KnownText, run_forced
 from engine.measure.shapes import named_shape
+from engine.measure.telemetry import DRAFTERS, ROUTES, round_fields
 from engine.model.backend import Verified, accepted_path, tree_parents
 from engine.model.reference import ReferenceBackend
 from engine.spec.choose_drafter import choose_drafter
+from engine.spec.decode import Round
 from engine.spec.lookup_memory import Memory
 from engine.spec.prices import PriceTable, write_prices
 from engine.spec.staircut import ROUTED, StairCut
@@ -60,6 +62,40 @@ def tables(tmp_path: Path) -> Iterator[dict[str, str]]:
         write_prices(PriceTable(classes, ""), tmp_path / f"{name}.json")
         paths[name] = str(tmp_path / f"{name}.json")
     return paths
+
+
+def test_every_round_says_what_the_router_chose(folder: Path, tables: dict[str, str]) -> None:
+    rounds: list[Round] = []
+
+    def keep(done: Round, round_ms: float, context_tokens: int) -> None:
+        rounds.append(done)
+
+    knobs = routed(STAIR_TABLES=tables["cheap"], MTP_TREE="2")
+    with Engine.open(folder, profile=None, knobs=knobs, threads=1) as engine:
+        engine.generate(ask("one two one two one two"), on_round=keep)
+        asked = [done for done in rounds if done.choice is not None]
+        assert len(asked) > 5
+        for done in asked:
+            fields = round_fields(done)
+            assert ROUTES[fields["route"]] == done.choice.candidate != ""
+            assert done.choice.nodes == done.drafted
+            assert fields["expected_tokens"] == done.choice.expected_tokens >= 1
+            assert (fields["left_out_nodes"], fields["expected_gain"]) == (
+                done.choice.left_out,
+                done.choice.gain,
+            )
+        assert {done.choice.candidate for done in asked} & {"mtp", "mtp line", "mtp+lookup"}
+        rounds.clear()
+        engine.set_knobs({"QWEN38_LEN_SWITCH": "0"})
+        engine.generate(ask("one two"), on_round=keep)
+    assert {done.choice for done in rounds} == {None}
+    assert "route" not in round_fields(rounds[0])
+
+
+def test_the_records_know_every_route() -> None:
+    heads = DRAFTERS[1:2] + DRAFTERS[3:]
+    of_heads = {each for head in heads for each in (head, f"{head} line", f"{head}+lookup")}
+    assert set(ROUTES) == {"", "plain", "lookup", *of_heads}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.2])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.fake import FakeEngine
-from engine.measure.telemetry import DRAFTERS, ROUND_DTYPE, RoundRing
+from engine.measure.telemetry import DRAFTERS, ROUND_DTYPE, ROUTES, RoundRing
 from ops import demo_run, demo_turn
 
 
@@ -28,7 +28,7 @@ def play(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
 def test_rounds_are_written_as_they_were_recorded(tmp_path: Path) -> None:
     ring = RoundRing(8)
     ring.append(committed_tokens=4, drafter=DRAFTERS.index("mtp"), round_ms=0.1, bytes_read=1 << 40)
-    ring.append(end_s=1234.5678901234, committed_tokens=1)
+    ring.append(end_s=1234.5678901234, committed_tokens=1, route=ROUTES.index("mtp line"))
     path = tmp_path / "rounds.csv"
     demo_run.write_rounds(path, ring.since(0)[0])
     with path.open(encoding="utf-8", newline="") as file:
@@ -39,6 +39,7 @@ def test_rounds_are_written_as_they_were_recorded(tmp_path: Path) -> None:
         "0.1",
         str(1 << 40),
     )
+    assert (first["route"], second["route"]) == ("", "mtp line")
     assert (second["drafter"], float(second["end_s"])) == ("none", 1234.5678901234)
     with pytest.raises(FileExistsError):
         demo_run.write_rounds(path, ring.since(0)[0])

@@ -323,6 +323,9 @@ def test_the_choice_names_what_was_weighed() -> None:
     assert all(value <= choice.tokens_per_ms for _, _, value in choice.alternatives)
     assert (choice.skipped, choice.probe) == ("", False)
     assert choice.nodes + 1 >= choice.expected_tokens > 3
+    assert choice.nodes + choice.left_out == 15  # all that the head drafts
+    assert choice.gain == pytest.approx(choice.tokens_per_ms * (CHAIN[1] + REST_MS), rel=0.05)
+    assert choice.gain > 1
 
 
 def test_a_head_that_declines_costs_no_learning() -> None:
