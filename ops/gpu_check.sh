@@ -202,5 +202,5 @@ stage memcheck 60 bash -c "sanitize memcheck"
 stage racecheck 60 bash -c "sanitize racecheck"
 stage agree-eager 60 "$PYTHON" -m engine agree --device cuda --json --limit 2 --tokens 48 --configs served,trees \
   --knob QWEN38_VERIFY_GRAPH=0 --knob QWEN38_DRAFT_GRAPH=0
-stage plan 60 "$PYTHON" -m engine bench --suite plan --json --shape qwen3.8-27b
+stage plan 60 "$PYTHON" -m engine bench --suite plan --no-native --json --shape qwen3.8-27b
 finish

@@ -46,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=",".join(SUITES),
         metavar="LIST",
         help=", ".join(SUITES) + "; or alone: policies (drafting policies against the router), "
-        "plan (a GPU round predicted from its bytes)",
+        "plan (a GPU round predicted from its bytes, a CPU round measured)",
     )
     parser.add_argument("--rows", metavar="LIST", help="verify rows (default: 1,2,4,8,16,32)")
     parser.add_argument("--prefill", default="256,1024", metavar="LIST", help="prompt tokens")
@@ -76,6 +76,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--no-roof", action="store_true", help="leave the machine's probes out")
+    parser.add_argument(
+        "--no-native", action="store_true", help="plan: without what the processor takes, measured"
+    )
     parser.add_argument("--profile", default="serve", help="serve, or a KEY=value file")
     parser.add_argument(
         "--knob",
@@ -115,7 +118,7 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     if arguments.suite == "plan":
         from engine.commands.bench_plan import run_plan_suite
 
-        return run_plan_suite(arguments)
+        return run_plan_suite(arguments, cancel)
     if arguments.device == "cuda":
         _require_gpu()
     if arguments.suite == "policies":

@@ -1,22 +1,33 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""`rondo bench --suite plan`: bytes, instructions and predicted times on two GPUs; nothing is timed."""
+"""`rondo bench --suite plan`: a round's bytes, instructions and predicted times on two GPUs.
+
+Beside them stand the native CPU backend's times of the same shape, or of a slice of it, measured in this run.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import sys
+import threading
 
-from engine.cli import OK, print_json
-from engine.commands.bench import numbers
-from engine.errors import UsageError
+from engine.cli import OK, knob_changes, print_json
+from engine.commands.bench import backend_factory, numbers
+from engine.errors import Cancelled, RondoError, UsageError
+from engine.knobs import KnobSet
+from engine.measure.machine import available_cores
 from engine.measure.plan import LABEL, MACHINES, Plan, make_plan
-from engine.measure.shapes import named_shape
+from engine.measure.plan_native import NativeFigures, measure_native, measured_shape
+from engine.measure.roof import native_probes
+from engine.measure.shapes import Shape, named_shape
+from engine.paths import profile_path
 
 _ROWS = (1, 2, 4, 8, 16, 17, 24, 32)
 _MOST_ROWS = 32
 
 
-def run_plan_suite(arguments: argparse.Namespace) -> int:
-    """Print the plan of --shape for --rows at --context."""
+def run_plan_suite(arguments: argparse.Namespace, cancel: threading.Event) -> int:
+    """Print the plan of --shape for --rows at --context, and what the processor takes for such passes."""
     rows = _ROWS
     if arguments.rows:
         rows = numbers(arguments.rows, "--rows")
@@ -24,12 +35,46 @@ def run_plan_suite(arguments: argparse.Namespace) -> int:
         raise UsageError(f"A plan is for 1 to {_MOST_ROWS} rows.", next_step="Write --rows 1,8,16.")
     if arguments.context < 0:
         raise UsageError("--context must not be negative.")
-    plan = make_plan(named_shape(arguments.shape, vocab=arguments.vocab), rows, arguments.context)
+    shape = named_shape(arguments.shape, vocab=arguments.vocab)
+    plan = make_plan(shape, rows, arguments.context)
+    native: NativeFigures | None = None
+    reason = "left out by --no-native"
+    if not arguments.no_native:
+        try:
+            native = _native(arguments, shape, rows, cancel)
+        except (Cancelled, UsageError):
+            raise
+        except RondoError as error:
+            reason = error.cause
     if arguments.json:
-        print_json(plan.to_json())
+        beside = {"not_available": reason} if native is None else native.to_json()
+        print_json({**plan.to_json(), "native": beside})
     else:
         _print(plan)
+        _print_native(native, reason)
     return OK
+
+
+def _native(
+    arguments: argparse.Namespace, shape: Shape, rows: tuple[int, ...], cancel: threading.Event
+) -> NativeFigures:
+    knobs = KnobSet.resolve(
+        profile=profile_path(arguments.profile), changes=knob_changes(arguments)
+    )
+    threads = available_cores() if arguments.threads is None else arguments.threads
+    roof = contextlib.nullcontext() if arguments.no_roof else native_probes(threads)
+    with roof as probes:
+        return measure_native(
+            measured_shape(shape, arguments.vocab),
+            tuple(dict.fromkeys(rows)),
+            max(1, arguments.context),
+            backend_factory(knobs),
+            threads=threads,
+            turns=arguments.turns,
+            probes=probes,
+            on_progress=lambda line: print(line, file=sys.stderr),
+            cancel=cancel,
+        )
 
 
 def _print(plan: Plan) -> None:
@@ -50,4 +95,26 @@ def _print(plan: Plan) -> None:
             f"{row.cpu_bytes_per_round / 1e9:8.3f} "
             f"{row.matrix_instructions / 1e6:12.1f} {row.decode_instructions / 1e9:12.2f} {row.bytes_ms:10.3f} "
             f"{row.matrix_ms:10.3f} {row.decode_ms:10.3f} {row.predicted_ms:13.3f}  {row.bound}"
+        )
+
+
+def _print_native(native: NativeFigures | None, reason: str) -> None:
+    if native is None:
+        print(f"\nnative CPU: {reason}")
+        return
+    note = f" ({native.shape_note})" if native.shape_note else ""
+    print(
+        f"\nnative CPU, measured in this run: {native.shape}{note}, {native.threads} threads; "
+        "the same passes as predicted for each GPU beside it"
+    )
+    names = "".join(f"{machine.name + ' ms':>10}" for machine in MACHINES)
+    print(
+        f"{'rows':>4} {'GB a round':>11} {'CPU ms':>10} {'n':>4} {'GB/s':>8} {'of roof':>8}{names}"
+    )
+    for row in native.rows:
+        share = f"{100 * row.read_gbps / row.roof_gbps:6.0f} %" if row.roof_gbps else " " * 8
+        predicted = "".join(f"{row.predicted_ms[machine.name]:10.3f}" for machine in MACHINES)
+        print(
+            f"{row.rows:4} {row.bytes_per_round / 1e9:11.3f} {row.ms_median:10.3f} {row.n:4} "
+            f"{row.read_gbps:8.2f} {share}{predicted}"
         )

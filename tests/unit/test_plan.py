@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import threading
 
 import pytest
 
 from engine.cli import main
 from engine.commands.bench_plan import run_plan_suite
-from engine.errors import UsageError
+from engine.errors import MemoryShortError, UsageError
 from engine.load.synthetic import synthetic_weights
 from engine.measure.plan import LABEL, MACHINES, Product, make_plan
 from engine.measure.shapes import named_shape
@@ -59,17 +60,23 @@ def test_the_counts_of_one_product() -> None:
     assert (small.nbytes, small.matrix_instructions(8), small.decode_instructions) == (491520, 0, 0)
 
 
+NEVER = threading.Event()
+
+
 def _arguments(**changes: object) -> argparse.Namespace:
     values = {"shape": "qwen3.8-27b", "vocab": None, "rows": None, "context": 32, "json": False}
-    return argparse.Namespace(**(values | changes))
+    values |= {"no_native": True, "no_roof": True, "threads": 1, "turns": 1, "knob": []}
+    return argparse.Namespace(profile="serve", **(values | changes))
 
 
 def test_every_form_of_the_plan_says_that_it_is_predicted(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run_plan_suite(_arguments()) == 0
-    assert LABEL in capsys.readouterr().out.splitlines()[0]
-    assert run_plan_suite(_arguments(rows="1,32", json=True)) == 0
+    assert run_plan_suite(_arguments(), NEVER) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert LABEL in told[0]
+    assert told[-1] == "native CPU: left out by --no-native"
+    assert run_plan_suite(_arguments(rows="1,32", json=True), NEVER) == 0
     values = json.loads(capsys.readouterr().out)
     assert values["label"] == LABEL
     assert [(row["machine"], row["rows"]) for row in values["rows"]] == [
@@ -77,14 +84,48 @@ def test_every_form_of_the_plan_says_that_it_is_predicted(
     ]
 
 
+def test_the_native_figures_are_measured_in_the_same_run_by_the_same_bytes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = [
+        "bench",
+        "--suite",
+        "plan",
+        "--shape",
+        "qwen3.5-0.8b",
+        "--vocab",
+        "256",
+        "--rows",
+        "1,8",
+    ]
+    command += ["--turns", "1", "--threads", "1", "--no-roof"]
+    assert main([*command, "--json"]) == 0
+    native = json.loads(capsys.readouterr().out)["native"]
+    assert (native["shape"], native["threads"]) == ("qwen3.5-0.8b:4", 1)
+    assert "4 of 24 layers" in native["shape_note"]
+    plan = make_plan(named_shape("qwen3.5-0.8b:4", vocab=256), (1, 8), 32)
+    assert [row["rows"] for row in native["rows"]] == [1, 8]
+    for row in native["rows"]:
+        (gb10, h200) = (each for each in plan.rows if each.rows == row["rows"])
+        assert row["bytes_per_round"] == pytest.approx(gb10.cpu_bytes_per_round, rel=0.01)
+        assert row["read_gbps"] == pytest.approx(row["bytes_per_round"] / row["ms_median"] / 1e6)
+        assert row["predicted_ms"] == {"GB10": gb10.predicted_ms, "H200": h200.predicted_ms}
+
+
+def test_a_plan_stands_where_the_processor_cannot_be_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(*_: object, **__: object) -> None:
+        raise MemoryShortError("This needs more than is free.")
+
+    monkeypatch.setattr("engine.commands.bench_plan.measure_native", short)
+    assert run_plan_suite(_arguments(no_native=False, json=True), NEVER) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["native"] == {"not_available": "This needs more than is free."}
+    assert values["rows"]
+
+
 @pytest.mark.parametrize("changes", [{"rows": "0"}, {"rows": "33"}, {"rows": "a"}, {"context": -1}])
 def test_a_request_that_plans_nothing_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(UsageError):
-        run_plan_suite(_arguments(**changes))
-
-
-def test_the_bench_command_has_the_suite(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(["bench", "--suite", "plan", "--shape", "qwen3.8-27b:4", "--rows", "8", "--json"]) == 0
-    )
-    assert json.loads(capsys.readouterr().out)["shape"] == "qwen3.8-27b:4"
+        run_plan_suite(_arguments(**changes), NEVER)
