@@ -6,7 +6,7 @@
 namespace {
 
 struct Bf16 : rondo::Activations {
-  static constexpr int kUnit = rondo::kTileBytes, kScaleUnit = 0;
+  static constexpr int kUnit = rondo::kTileBytes;
   static constexpr bool kStored = true, kScaledBlocks = false;
 };
 

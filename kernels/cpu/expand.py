@@ -45,9 +45,8 @@ def _tiles(flat: Tensor, tiles: Tensor, units: int, unit_bytes: int) -> Tensor:
 
 
 def _nvfp4(packed: PackedLinear, tiles: Tensor) -> Tensor:
-    assert packed.scale is not None
     if packed.amx:
-        return _nvfp4_amx(packed.weight, packed.scale, tiles, packed.k_padded)
+        return _nvfp4_amx(packed.weight, tiles, packed.k_padded)
     groups = packed.k // 16
     raw = _tiles(packed.weight, tiles, groups, TILE_ROWS * 8)
     # [tile, group, half, output, byte] -> [tile, output, group, half, byte]
@@ -56,19 +55,20 @@ def _nvfp4(packed: PackedLinear, tiles: Tensor) -> Tensor:
     pairs = decode(unpack(torch.arange(256, dtype=torch.uint8).view(-1, 1)))
     values = pairs.index_select(0, lanes.reshape(-1).int()).view(-1, groups, 2, 2, 4)
     values = values.transpose(-1, -2).reshape(-1, groups, 16)
+    assert packed.scale is not None
     codes = _tiles(packed.scale, tiles, groups, TILE_ROWS).transpose(1, 2).reshape(-1, groups, 1)
     mantissa, exponent = (codes & 7).float() + 8.0, (codes >> 3).int() - 13
     return (values * torch.ldexp(mantissa, exponent)).reshape(-1, packed.k)
 
 
-def _nvfp4_amx(weight: Tensor, scale: Tensor, tiles: Tensor, width: int) -> Tensor:
+def _nvfp4_amx(weight: Tensor, tiles: Tensor, width: int) -> Tensor:
     units = width // 32
-    raw = _tiles(weight, tiles, units, TILE_ROWS * 16).view(-1, units, TILE_ROWS // 2, 1, 32)
-    # [tile, 32 inputs, two outputs, output of them, input] -> [tile, output, input]
-    codes = torch.cat([raw & 15, raw >> 4], dim=3).flatten(2, 3).transpose(1, 2)
-    values = decode(codes).reshape(-1, width // 16, 16)
-    scales = _tiles(scale, tiles, units, TILE_ROWS * 2).view(-1, units, TILE_ROWS, 2)
-    groups = scales.transpose(1, 2).reshape(-1, width // 16, 1).view(torch.float8_e4m3fn)
+    raw = _tiles(weight, tiles, units, 288)
+    # [tile, 32 inputs, four outputs, group, input, output of them] -> [tile, output, group, input]
+    codes = unpack(raw[..., :256].view(-1, units, 4, 2, 16, 2))
+    values = decode(codes.permute(0, 2, 5, 1, 3, 4)).reshape(-1, width // 16, 16)
+    scales = raw[..., 256:].view(-1, units, TILE_ROWS, 2).transpose(1, 2)
+    groups = scales.reshape(-1, width // 16, 1).view(torch.float8_e4m3fn)
     return (values * groups.float()).reshape(-1, width)
 
 

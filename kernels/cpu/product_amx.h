@@ -11,8 +11,8 @@
 // Tiles of 32 inputs follow each other, ascending; where a format has scales for 128 inputs, four
 // tiles are summed from zero and acc = fma(those, scale, acc).
 //
-// A format supplies kUnit (bytes of a stored tile), kScaleUnit, kStored (tiles are bf16 already),
-// kScaledBlocks (one fp32 scale for 128 inputs of a tile) and decode(codes, scales, tile).
+// A format supplies kUnit (bytes of a stored tile), kStored (tiles are bf16 already), kScaledBlocks (one
+// fp32 scale for 128 inputs of a tile) and decode(stored, tile).
 #pragma once
 #include "product.h"
 
@@ -51,20 +51,18 @@ struct StoredTiles {
 // Tiles decoded one ahead of their use, so that the matrix unit need not wait for the stores.
 template <class Format>
 struct DecodedTiles {
-  const uint8_t *weight, *scale;
-  Prefetch weight_ahead, scale_ahead;
+  const uint8_t* weight;
+  Prefetch ahead;
   int32_t units;
   uint8_t* ring;  // two pairs
   RONDO_MEMBER void decode(int32_t unit, uint8_t* to) const {
-    const int64_t at = int64_t(unit) * 2 * Format::kUnit, s = int64_t(unit) * 2 * Format::kScaleUnit;
-    const uint8_t* later = weight + at + weight_ahead(at);
+    const int64_t at = int64_t(unit) * 2 * Format::kUnit;
+    const uint8_t* later = weight + at + ahead(at);
 #pragma GCC unroll 16
     for (int line = 0; line < 2 * Format::kUnit; line += 64)
       _mm_prefetch(reinterpret_cast<const char*>(later + line), _MM_HINT_T0);
-    if (Format::kScaleUnit)
-      _mm_prefetch(reinterpret_cast<const char*>(scale + s + scale_ahead(s)), _MM_HINT_T0);
-    Format::decode(weight + at, scale + s, to);
-    Format::decode(weight + at + Format::kUnit, scale + s + Format::kScaleUnit, to + kTileBytes);
+    Format::decode(weight + at, to);
+    Format::decode(weight + at + Format::kUnit, to + kTileBytes);
   }
   RONDO_MEMBER const uint8_t* operator()(int32_t unit) const {
     if (unit == 0) decode(0, ring);
@@ -178,21 +176,16 @@ struct MatrixProduct {
 
   // Inputs [k, k + 32 units) of the pair at `tile` against the blocks [b0, b1).
   void add_pair(int64_t tile, int32_t k, int32_t units, int32_t b0, int32_t b1, const Prefetch& ahead,
-                const Prefetch& scale_ahead, float* pair_acc) const {
-    const int64_t unit = k / kTileInputs;
-    const uint8_t* weight = a->weight + tile * a->weight_stride + unit * 2 * Format::kUnit;
-    const uint8_t* scale = nullptr;
+                float* pair_acc) const {
+    const uint8_t* weight =
+        a->weight + tile * a->weight_stride + int64_t(k) / kTileInputs * 2 * Format::kUnit;
     const float* block_scale[2] = {nullptr, nullptr};
-    if constexpr (Format::kScaledBlocks) {
-      for (int t = 0; a->scale && t < 2; t++) {
-        const int64_t at = tile + t < a->tiles ? tile + t : tile;
-        block_scale[t] = reinterpret_cast<const float*>(a->scale + at * a->scale_stride) + k / 128;
-      }
-    } else if constexpr (Format::kScaleUnit > 0) {
-      scale = a->scale + tile * a->scale_stride + unit * 2 * Format::kScaleUnit;
+    for (int t = 0; Format::kScaledBlocks && a->scale && t < 2; t++) {
+      const int64_t at = tile + t < a->tiles ? tile + t : tile;
+      block_scale[t] = reinterpret_cast<const float*>(a->scale + at * a->scale_stride) + k / 128;
     }
     const bool first = k == 0, many = b1 - b0 > 2;
-    const DecodedTiles<Format> decoded{weight, scale, ahead, scale_ahead, units, panel};
+    const DecodedTiles<Format> decoded{weight, ahead, units, panel};
     if constexpr (!Format::kStored)
       for (int32_t u = 0; many && u < units; u++)
         decoded.decode(u, panel + int64_t(u) * kPairBytes);
@@ -230,12 +223,10 @@ struct MatrixProduct {
         // The next visit: the same inputs of the next pair, or the next inputs of the first one.
         const bool onward = tile + 2 < t1 || last;
         const int64_t on = onward ? 2 : t0 - tile, further = onward ? 0 : units;
-        const auto ahead = [&](int64_t distance, int64_t unit, int64_t stride) {
-          return Prefetch(distance, units * 2 * unit, on * stride + further * 2 * unit);
-        };
+        const Prefetch ahead(a->ahead_bytes, units * 2 * Format::kUnit,
+                             on * a->weight_stride + further * 2 * Format::kUnit);
         float* pair = acc + (tile - t0) * n * 256;
-        add_pair(tile, k, units, b0, b1, ahead(a->ahead_bytes, Format::kUnit, a->weight_stride),
-                 ahead(a->ahead_bytes / 8, Format::kScaleUnit, a->scale_stride), pair);
+        add_pair(tile, k, units, b0, b1, ahead, pair);
         if (!last) continue;
         for (int32_t b = b0; b < b1; b++)
           store_pair(a, pair + (b - b0) * 256, pair + (n + b - b0) * 256, int32_t(tile), tile + 1 < t1,

@@ -9,10 +9,10 @@
 namespace {
 
 struct Fp8 : rondo::Activations {
-  static constexpr int kUnit = 512, kScaleUnit = 0;
+  static constexpr int kUnit = 512;
   static constexpr bool kStored = false, kScaledBlocks = true;
 
-  static void decode(const uint8_t* codes, const uint8_t*, uint8_t* tile) {
+  RONDO_INLINE void decode(const uint8_t* codes, uint8_t* tile) {
     const __m512i l0 = _mm512_load_si512(rondo::kE4m3.low), l1 = _mm512_load_si512(rondo::kE4m3.low + 64);
     const __m512i h0 = _mm512_load_si512(rondo::kE4m3.high), h1 = _mm512_load_si512(rondo::kE4m3.high + 64);
     const __m512i sign = _mm512_set1_epi8(char(0x80));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // NVFP4 tiles for the matrix unit: 16 outputs x 32 inputs, 256 bytes of codes and 32 of scales.
-//   codes: 32 bytes for two neighbouring outputs; byte i has input i of the first in its low half and
-//     of the second in its high half.
+//   codes: 64 bytes for four neighbouring outputs, the first group of inputs, then the second; a word
+//     has one input of the four, the first output lowest.
 //   scales: the two e4m3 bytes of each output.
 // A code times its scale is exact in bf16: three bits of significand times four.
 #if defined(__AMX_BF16__)
@@ -30,29 +30,30 @@ struct Products {
 constexpr Products kProducts;
 
 struct Nvfp4 : rondo::Activations {
-  static constexpr int kUnit = 256, kScaleUnit = 32;
+  static constexpr int kUnit = 288;
   static constexpr bool kStored = false, kScaledBlocks = false;
 
-  RONDO_INLINE __m512i values_of(const uint8_t* scales) {
-    const __m256i first = _mm256_load_si256(reinterpret_cast<const __m256i*>(kProducts.value[scales[0]]));
-    const __m256i second = _mm256_load_si256(reinterpret_cast<const __m256i*>(kProducts.value[scales[1]]));
-    return _mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1);
+  RONDO_INLINE void decode(const uint8_t* codes, uint8_t* tile) {
+    const uint8_t* scales = codes + 256;
+#pragma GCC unroll 4
+    for (int n = 0; n < 16; n += 4) {
+#pragma GCC unroll 2
+      for (int g = 0; g < 2; g++) {
+        const __m256i four = load(codes + 16 * n + 32 * g);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+          const __m256i code = i ? _mm256_srli_epi16(four, 4 * i) : four;  // in the low four bits
+          const __m256i values = load(kProducts.value[scales[2 * (n + i) + g]]);
+          _mm256_store_si256(reinterpret_cast<__m256i*>(tile + 64 * (n + i) + 32 * g),
+                             _mm256_permutexvar_epi16(code, values));
+        }
+      }
+    }
   }
 
-  static void decode(const uint8_t* codes, const uint8_t* scales, uint8_t* tile) {
-    const __m512i low = _mm512_set1_epi16(15);
-    // The inputs 16 .. 31 look into the second table.
-    const __m512i table = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(16), 1);
-#pragma GCC unroll 8
-    for (int n = 0; n < 16; n += 2) {
-      const __m512i both =
-          _mm512_cvtepu8_epi16(_mm256_load_si256(reinterpret_cast<const __m256i*>(codes + 16 * n)));
-      const __m512i first = _mm512_ternarylogic_epi32(table, both, low, 0xF8);
-      const __m512i second = _mm512_or_si512(table, _mm512_srli_epi16(both, 4));
-      _mm512_store_si512(tile + 64 * n, _mm512_permutexvar_epi16(first, values_of(scales + 2 * n)));
-      _mm512_store_si512(tile + 64 * n + 64,
-                         _mm512_permutexvar_epi16(second, values_of(scales + 2 * n + 2)));
-    }
+ private:
+  RONDO_INLINE __m256i load(const void* p) {
+    return _mm256_load_si256(static_cast<const __m256i*>(p));
   }
 };
 

@@ -11,11 +11,13 @@ from kernels.cpu.product import (
     TILE_ROWS,
     PackedLinear,
     PairedTiles,
+    Part,
     fill_tiles,
     pad_rows,
     place_parts,
     place_row_scale,
 )
+from kernels.e2m1.reference import unpack
 
 GROUP = 16
 _SMALLEST = 8
@@ -42,43 +44,79 @@ def pack_nvfp4(
     sizes = [part[0].shape[0] for part in parts]
     placed, tiles = place_parts(sizes, interleave=interleave)
     groups = _check(parts)
-    together = 2 if amx else 1  # groups in a unit of the tile
-    units = -(-groups // together)
-    weight = PairedTiles(tiles, units, TILE_ROWS * GROUP // 2 * together)
-    scale = PairedTiles(tiles, units, TILE_ROWS * together)
+    if amx:
+        return _pack_matrix_tiles(parts, sizes, placed, tiles, groups, interleave)
+    weight = PairedTiles(tiles, groups, TILE_ROWS * GROUP // 2)
+    scale = PairedTiles(tiles, groups, TILE_ROWS)
     table = _normalised_scales()
 
     def codes_of(part: int, begin: int, end: int) -> Tensor:
         codes, scales, _ = parts[part]
-        rows = codes[begin:end].view(end - begin, groups, 8)
-        if amx:
-            return _matrix_codes(pad_rows(rows))
         zero = (scales[begin:end].view(torch.uint8) & 0x7F) == 0
+        rows = codes[begin:end].view(end - begin, groups, 8)
         return _tile_codes(pad_rows(rows.masked_fill(zero.unsqueeze(-1), 0)))
 
     def scales_of(part: int, begin: int, end: int) -> Tensor:
         raw = parts[part][1][begin:end].view(torch.uint8)
-        rows = pad_rows(raw & 0x7F if amx else table[raw.long()])
-        lanes = functional.pad(rows, (0, units * together - groups))
-        lanes = lanes.view(-1, TILE_ROWS, units, together).transpose(1, 2)
-        return lanes.reshape(lanes.shape[0], -1)
+        rows = pad_rows(table[raw.long()])
+        return rows.view(-1, TILE_ROWS, groups).transpose(1, 2).reshape(-1, groups * TILE_ROWS)
 
     fill_tiles(weight.put, sizes, codes_of, interleave=interleave)
     fill_tiles(scale.put, sizes, scales_of, interleave=interleave)
     factors = [part[2] for part in parts]
     row_scale = place_row_scale(factors, sizes, tiles, interleave=interleave)
+    k = groups * GROUP
     return PackedLinear(
         "rondo_nvfp4_linear",
         weight.flat,
         scale.flat,
         row_scale,
-        groups * GROUP,
-        units * together * GROUP,
+        k,
+        k,
         tiles,
         placed,
         interleave,
-        scale_stride=units * together * TILE_ROWS,
-        amx=amx,
+        scale_stride=groups * TILE_ROWS,
+    )
+
+
+def _pack_matrix_tiles(
+    parts: list[tuple[Tensor, Tensor, Tensor | float]],
+    sizes: list[int],
+    placed: tuple[Part, ...],
+    tiles: int,
+    groups: int,
+    interleave: bool,
+) -> PackedLinear:
+    """The tiles of amx.cpp: codes and scales of 16 outputs x 32 inputs side by side."""
+    units = -(-groups // 2)
+    weight = PairedTiles(tiles, units, 288)
+
+    def tiles_of(part: int, begin: int, end: int) -> Tensor:
+        stored, scales, _ = parts[part]
+        codes = pad_rows(unpack(stored[begin:end]))
+        codes = functional.pad(codes, (0, 32 * units - codes.shape[1]))
+        # [tile, four outputs, output of them, 32 inputs, group, input] -> words of four outputs
+        nibbles = codes.view(-1, 4, 4, units, 2, GROUP).permute(0, 3, 1, 4, 5, 2)
+        pairs = nibbles[..., 0::2] | nibbles[..., 1::2] << 4
+        raw = pad_rows(scales[begin:end].view(torch.uint8) & 0x7F)
+        raw = functional.pad(raw, (0, 2 * units - groups))
+        raw = raw.view(-1, TILE_ROWS, units, 2).transpose(1, 2).flatten(2)
+        return torch.cat([pairs.flatten(2), raw], dim=2).flatten(1)
+
+    fill_tiles(weight.put, sizes, tiles_of, interleave=interleave)
+    factors = [part[2] for part in parts]
+    return PackedLinear(
+        "rondo_nvfp4_linear",
+        weight.flat,
+        None,
+        place_row_scale(factors, sizes, tiles, interleave=interleave),
+        groups * GROUP,
+        units * 32,
+        tiles,
+        placed,
+        interleave,
+        amx=True,
     )
 
 
@@ -127,12 +165,3 @@ def _tile_codes(rows: Tensor) -> Tensor:
     )
     tiles = lanes.view(-1, TILE_ROWS, rows.shape[1], 2, 4)
     return tiles.permute(0, 2, 3, 1, 4).reshape(tiles.shape[0], -1)
-
-
-def _matrix_codes(rows: Tensor) -> Tensor:
-    """uint8 [16 t, groups, 8] of stored bytes -> [t, units * 256] in the order of a tile of amx.cpp."""
-    codes = torch.stack([rows & 15, rows >> 4], dim=-1).flatten(1)
-    codes = functional.pad(codes, (0, -codes.shape[1] % 32))
-    pairs = codes.view(-1, TILE_ROWS // 2, 2, codes.shape[1] // 32, 32)
-    tiles = (pairs[:, :, 0] | pairs[:, :, 1] << 4).transpose(1, 2)
-    return tiles.reshape(tiles.shape[0], -1)
