@@ -23,16 +23,18 @@ from engine.api import (
     ModelCard,
 )
 from engine.engine_compare import EngineCompares
-from engine.errors import Cancelled, PromptError, UsageError
+from engine.errors import Cancelled, UsageError
 from engine.knob_rows import idle_notices, knob_rows, served_values
 from engine.knobs import KnobSet
 from engine.load.checkpoint import Checkpoint, read_checkpoint
 from engine.measure.kernel_table import kernel_table
+from engine.measure.price_store import live_prices
 from engine.model.backend import Backend
 from engine.model.choose import open_backend
 from engine.model.engaged import Engaged
 from engine.model.threads import MOST_THREADS
 from engine.paths import profile_path
+from engine.prompt_ids import PromptIds
 from engine.prompt_room import fitted
 from engine.spec.decode import DecodeLoop, Round
 from engine.spec.drafter import Drafter
@@ -68,7 +70,12 @@ class Engine(EngineCompares):
         self._round_sum_lock = threading.Lock()
         self._engaged = Engaged()
         self._memory = memory
-        self._drafters = Drafters(backend, memory)
+        self._prompts = PromptIds(checkpoint, backend.capacity)
+        self._drafters = Drafters(
+            backend,
+            memory,
+            lambda knobs: live_prices(backend, knobs.path("STAIR_TABLES") or ""),
+        )
         self.card = card
         self._describe: Callable[[KnobSet], ModelCard] = lambda knobs: card
 
@@ -137,7 +144,11 @@ class Engine(EngineCompares):
         )
         card = opened.card(checkpoint, knobs=knobs, load_s=time.perf_counter() - begun)
         engine = Engine(checkpoint, opened.backend, knobs, card, memory)
-        engine._drafters.prepare(knobs, on_error=engine.close)
+        try:
+            engine._drafters.prepare(knobs)
+        except BaseException:
+            engine.close()
+            raise
         idle = idle_notices(knobs, backend=card.backend, offers=engine.offers)
         engine.card = replace(card, notices=(*card.notices, *idle))
         engine._describe = lambda now: opened.card(checkpoint, knobs=now, load_s=card.load_s)
@@ -199,7 +210,7 @@ class Engine(EngineCompares):
 
     def logits(self, token_ids: Sequence[int], *, chunk: int = PREFILL_CHUNK) -> Tensor:
         """Teacher-forced logits of every position: float32 [T, vocabulary]."""
-        ids = self._checked_ids(token_ids)
+        ids = self._prompts.checked(token_ids)
         self._backend.reset(speculate=False)
         parts = [self._backend.all_logits(ids[at : at + chunk]) for at in range(0, len(ids), chunk)]
         return torch.cat(parts)
@@ -223,23 +234,7 @@ class Engine(EngineCompares):
 
         Raises PromptError when there is no prompt or more than one.
         """
-        given = [bool(request.messages), request.prompt is not None, bool(request.token_ids)]
-        if sum(given) != 1:
-            raise PromptError(
-                "A request needs exactly one of messages, prompt and token ids.",
-                next_step="Type a question first.",
-            )
-        if request.token_ids:
-            return self._checked_ids(request.token_ids), False
-        if request.prompt is not None:
-            ids = self._checkpoint.tokenizer.encode_text(request.prompt)
-            if not ids:
-                raise PromptError("The prompt is empty.", next_step="Type a question first.")
-            return ids, False
-        if not request.messages[-1].content.strip():
-            raise PromptError("The message is empty.", next_step="Type a question first.")
-        rendered = self._checkpoint.template.render(request.messages, thinking=request.thinking)
-        return list(rendered.token_ids), rendered.opens_thinking
+        return self._prompts.of(request)
 
     def generate(
         self,
@@ -264,7 +259,7 @@ class Engine(EngineCompares):
         """
         begun = time.perf_counter()
         cancel = cancel or threading.Event()
-        if follow is not None and len(self._checked_ids(follow)) < request.max_tokens:
+        if follow is not None and len(self._prompts.checked(follow)) < request.max_tokens:
             raise UsageError(
                 f"A text of {len(follow)} tokens cannot be followed for {request.max_tokens}."
             )
@@ -380,19 +375,3 @@ class Engine(EngineCompares):
             if stopped:
                 return "stop"
         return "length"
-
-    def _checked_ids(self, token_ids: Sequence[int]) -> list[int]:
-        ids = [int(token) for token in token_ids]
-        if not ids:
-            raise PromptError("The prompt is empty.", next_step="Give at least one token.")
-        bad = next((token for token in ids if not 0 <= token < self.card.vocab_size), None)
-        if bad is not None:
-            raise PromptError(
-                f"Token id {bad} is outside the vocabulary of {self.card.vocab_size}.",
-                next_step="Use ids of this model's tokenizer.",
-            )
-        if len(ids) > self._backend.capacity:
-            raise PromptError(
-                f"{len(ids):,} tokens do not fit the context of {self._backend.capacity:,}."
-            )
-        return ids

@@ -21,6 +21,7 @@ from engine.measure.policies import (
     run_policies,
 )
 from engine.measure.policies_forced import ForcedReport, ForcedRequest, run_forced
+from engine.measure.price_store import live_prices
 from engine.model.backend import MAX_DRAFT, Backend
 from engine.paths import demo_model, profile_path
 from engine.spec.block import NARROW, WIDE
@@ -30,7 +31,6 @@ from engine.spec.lookup import LookupDrafter
 from engine.spec.lookup_memory import Memory
 from engine.spec.lookup_rate import LookupRate
 from engine.spec.mtp import MtpChain
-from engine.spec.price_store import live_prices
 from engine.spec.staircut_build import build_staircut
 
 _CAPACITY = 2048  # positions; the prompts and their answers are short

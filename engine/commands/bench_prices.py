@@ -19,9 +19,9 @@ from engine.errors import UsageError
 from engine.knobs import KnobSet
 from engine.measure.machine import available_cores, code_record, cpu_model
 from engine.measure.price_run import PRICE_ROWS, TREES, PriceRequest, measure_prices
+from engine.measure.price_store import PriceKey
 from engine.model.backend import Backend
 from engine.paths import profile_path
-from engine.spec.price_store import PriceKey
 from engine.spec.prices import CHAIN, TREE, PriceTable, parse_prices, write_prices
 
 _ROOT = Path(__file__).parents[2]

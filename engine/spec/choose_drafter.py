@@ -8,12 +8,12 @@ from collections.abc import Callable
 from engine.knobs import KnobSet
 from engine.model.backend import Backend
 from engine.spec.block import WIDE, BlockDrafter
+from engine.spec.default_prices import unmeasured_prices
 from engine.spec.drafter import Drafter
 from engine.spec.lookup import LookupDrafter, LookupOptions
 from engine.spec.lookup_first import LookupFirst
 from engine.spec.lookup_memory import Memory
 from engine.spec.mtp import MtpChain, MtpTree
-from engine.spec.price_store import unmeasured_prices
 from engine.spec.staircut import StairCut
 from engine.spec.staircut_build import build_staircut
 from engine.spec.staircut_prices import LivePrices

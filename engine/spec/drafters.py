@@ -9,23 +9,34 @@ from collections.abc import Callable
 from engine.knobs import KnobSet
 from engine.model.backend import Backend
 from engine.spec.choose_drafter import SWITCHES, choose_drafter
+from engine.spec.default_prices import unmeasured_prices
 from engine.spec.drafter import Drafter, Learns
 from engine.spec.lookup_memory import Memory
-from engine.spec.price_store import live_prices, unmeasured_prices
+from engine.spec.staircut import StairCut
 from engine.spec.staircut_prices import LivePrices
 
 _KEPT = 8  # an A/B goes back and forth between settings
 
 
 class Drafters:
-    """Drafters over one backend, made on first use, by the values of the switches that shape them."""
+    """Drafters over one backend, made on first use, by the values of the switches that shape them.
 
-    def __init__(self, backend: Backend, memory: Memory) -> None:
+    `measure(knobs)` gives the prices that a router starts from; what the backend's sequence holds is lost.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        memory: Memory,
+        measure: Callable[[KnobSet], LivePrices] = lambda knobs: unmeasured_prices(),
+    ) -> None:
         self._backend = backend
         self._memory = memory
+        self._measure = measure
         self._kept: OrderedDict[tuple[str, ...], Drafter | None] = OrderedDict()
         self._frozen = False
         self._prices: LivePrices | None = None
+        self._measured = False
 
     def of(self, knobs: KnobSet) -> Drafter | None:
         """The drafter of these values, None where every source is switched off or missing."""
@@ -40,21 +51,21 @@ class Drafters:
         self._kept.move_to_end(key)
         return self._kept[key]
 
-    def prepare(self, knobs: KnobSet, *, on_error: Callable[[], None] = lambda: None) -> None:
-        """Time a few rounds where the router is on and has no prices yet; what the sequence holds is lost.
+    def prepare(self, knobs: KnobSet) -> None:
+        """Before a text: measure prices where the router is on and has none; what the sequence holds is lost.
 
-        Raises UsageError, behind `on_error`, for a QWEN38_STAIR_TABLES file that is no table.
+        A router that was switched on in the middle of a text, and began with prices of no measurement, is made
+        anew. Raises what `measure` does.
         """
-        if not knobs.flag("LEN_SWITCH") or self._prices is not None:
+        if not knobs.flag("LEN_SWITCH") or self._measured:
             return
-        try:
-            self._prices = live_prices(self._backend, knobs.path("STAIR_TABLES") or "")
-        except BaseException:
-            on_error()
-            raise
+        self._prices = self._measure(knobs)
+        self._measured = True
+        for key in [key for key, made in self._kept.items() if isinstance(made, StairCut)]:
+            del self._kept[key]
 
     def _live_prices(self) -> LivePrices:
-        """The prices that were prepared; before that, while a text is under way, some that are learned."""
+        """The measured prices; where a text is under way and there are none yet, some that its rounds teach."""
         if self._prices is None:
             self._prices = unmeasured_prices()
         return self._prices

@@ -22,10 +22,10 @@ from engine.measure.price_run import (
     measure_prices,
     quick_prices,
 )
+from engine.measure.price_store import PriceKey, kept_prices, live_prices
 from engine.measure.shapes import named_shape
 from engine.model.backend import accepted_path, tree_parents
 from engine.model.reference import ReferenceBackend
-from engine.spec.price_store import PriceKey, kept_prices, live_prices
 from engine.spec.prices import PriceTable, read_prices, write_prices
 from engine.spec.tree import check_order
 

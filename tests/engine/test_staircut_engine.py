@@ -92,6 +92,32 @@ def test_every_round_says_what_the_router_chose(folder: Path, tables: dict[str, 
     assert "route" not in round_fields(rounds[0])
 
 
+def test_a_router_switched_on_in_an_answer_gets_its_table_with_the_next(
+    folder: Path, tables: dict[str, str]
+) -> None:
+    """Nothing can be timed while a text is under way; what is started with then must not stay."""
+    sources: list[str] = []
+
+    def flip(done: Round, round_ms: float, context_tokens: int) -> None:
+        sources.append(done.choice.price_source if done.choice else "")
+        if len(sources) == 3:
+            engine.set_knobs({"QWEN38_LEN_SWITCH": "1"})
+
+    request = ask("one two one two one two")
+    knobs = routed(STAIR_TABLES=tables["cheap"], LEN_SWITCH="0")
+    with Engine.open(folder, profile=None, knobs=knobs, threads=1) as engine:
+        first = engine.generate(request, on_round=flip)
+        assert sources[:3] == [""] * 3
+        assert sources[3].startswith("shipped default")
+        sources[:] = [""] * 3
+        assert engine.generate(request, on_round=flip).token_ids == first.token_ids
+        named = f"file given by QWEN38_STAIR_TABLES: {tables['cheap']}"
+        assert set(sources[3:]) - {""} == {named}
+        router = engine._drafters.of(engine.knobs)
+        engine.generate(request)
+        assert engine._drafters.of(engine.knobs) is router  # made anew once, not every time
+
+
 def test_the_records_know_every_route() -> None:
     heads = DRAFTERS[1:2] + DRAFTERS[3:]
     of_heads = {each for head in heads for each in (head, f"{head} line", f"{head}+lookup")}

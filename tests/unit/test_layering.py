@@ -17,6 +17,10 @@ FORBIDDEN = {
     "engine": ("app", "ops", "tests", *QT),
     "kernels": ("app", "engine", "ops", "tests", *QT),
 }
+# Within the engine: whoever drafts knows the backend's protocol, not the backends, and measures nothing itself.
+SPEC = "engine/spec/"
+SPEC_FORBIDDEN = ("engine.measure", "engine.commands", "engine.engine", "engine.runner", "kernels")
+SPEC_MODEL = ("engine.model.backend", "engine.model.block_forward")
 # The entry hands commands to the command line, and `--fake` puts the scripted engine behind the same handle.
 DOORS = {"app/__main__.py": ("engine.api", "engine.cli", "engine.fake", "engine.fake_script")}
 DOOR = ("engine.api",)
@@ -28,6 +32,11 @@ def violations(name: str, source: str, package: str) -> list[str]:
     found = []
     for entry in imports_of(source, package):
         crossing = any(entry.reaches(target) for target in FORBIDDEN[layer])
+        if name.startswith(SPEC):
+            crossing = crossing or any(entry.reaches(target) for target in SPEC_FORBIDDEN)
+            crossing = crossing or (
+                entry.reaches("engine.model") and not _through_the_door(entry, SPEC_MODEL)
+            )
         if layer == "app" and entry.reaches("engine"):
             crossing = crossing or not _through_the_door(entry, DOORS.get(name, DOOR))
         if crossing:
@@ -66,6 +75,9 @@ def test_no_import_crosses_a_layer(layer: str) -> None:
         ("engine/runner.py", "from app import bridge"),
         ("engine/runner.py", "try:\n    import PySide6.QtCore\nexcept ImportError:\n    x = 1"),
         ("engine/model/reference.py", "from ...app import window"),
+        ("engine/spec/drafters.py", "from engine.measure.price_store import live_prices"),
+        ("engine/spec/drafters.py", "from engine.model.native import NativeBackend"),
+        ("engine/spec/mtp.py", "from kernels.tape import Pool"),
         ("kernels/build.py", "import importlib\nimportlib.import_module('engine.errors')"),
         ("kernels/rope/reference.py", "import engine.knobs as knobs"),
     ],
@@ -82,6 +94,7 @@ def test_a_crossing_import_is_seen(name: str, source: str) -> None:
         ("app/__main__.py", "from engine.cli import main"),
         ("app/chat/view.py", "from app.theme import Palette\nfrom PySide6 import QtWidgets"),
         ("engine/model/native.py", "from kernels.build import load_library\nimport torch"),
+        ("engine/spec/mtp.py", "from engine.model.backend import Backend"),
     ],
 )
 def test_an_import_through_the_door_passes(name: str, source: str) -> None:

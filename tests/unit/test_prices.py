@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from engine.errors import UsageError
+from engine.measure.price_store import PriceKey, given_prices, kept_prices
 from engine.paths import price_tables_dir, shipped_prices
-from engine.spec.price_store import PriceKey, default_prices, given_prices, kept_prices
+from engine.spec.default_prices import default_prices
 from engine.spec.prices import PriceTable, parse_prices, read_prices, write_prices
 from engine.spec.staircut_prices import LivePrices
 

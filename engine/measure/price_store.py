@@ -19,7 +19,8 @@ from engine.measure.price_run import quick_prices
 from engine.model.backend import Backend
 from engine.model.cuda import CudaBackend
 from engine.model.native import NativeBackend
-from engine.paths import price_tables_dir, product_path, shipped_prices
+from engine.paths import price_tables_dir, product_path
+from engine.spec.default_prices import default_prices
 from engine.spec.prices import PriceTable, read_prices
 from engine.spec.staircut_prices import LivePrices
 
@@ -85,14 +86,6 @@ def kept_prices(key: PriceKey) -> PriceTable | None:
     return replace(table, source=f"measured on this machine {date}".strip())
 
 
-def default_prices() -> PriceTable:
-    """The shipped table: of the demo model on the machine it names, elsewhere good for its proportions only."""
-    path = shipped_prices()
-    table = read_prices(path, source="")
-    machine = table.provenance.get("machine", "another machine")
-    return replace(table, source=f"shipped default: proportions of the demo model on {machine}")
-
-
 def live_prices(backend: Backend, given: str | Path = "") -> LivePrices:
     """The prices a router starts from. What the backend's sequence holds is lost: it is empty afterwards.
 
@@ -115,8 +108,3 @@ def live_prices(backend: Backend, given: str | Path = "") -> LivePrices:
     table = quick or default_prices()
     table = replace(table, source=table.source + damaged)
     return LivePrices(table, learns_rows=True, relative=quick is None)
-
-
-def unmeasured_prices() -> LivePrices:
-    """Prices to start from while a text is under way, when nothing can be timed: learned as rounds run."""
-    return LivePrices(default_prices(), learns_rows=True, relative=True)

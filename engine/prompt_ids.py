@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""What a model is asked, as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.api import GenerateRequest
+from engine.errors import PromptError
+from engine.load.checkpoint import Checkpoint
+
+
+class PromptIds:
+    """Requests to one loaded model as token ids that it takes.
+
+    capacity: positions that its context holds.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, capacity: int) -> None:
+        self._tokenizer = checkpoint.tokenizer
+        self._template = checkpoint.template
+        self._vocab_size = checkpoint.config.vocab_size
+        self._capacity = capacity
+
+    def of(self, request: GenerateRequest) -> tuple[list[int], bool]:
+        """The prompt's token ids and whether the answer starts inside a thinking part.
+
+        Raises PromptError when there is no prompt or more than one.
+        """
+        given = [bool(request.messages), request.prompt is not None, bool(request.token_ids)]
+        if sum(given) != 1:
+            raise PromptError(
+                "A request needs exactly one of messages, prompt and token ids.",
+                next_step="Type a question first.",
+            )
+        if request.token_ids:
+            return self.checked(request.token_ids), False
+        if request.prompt is not None:
+            ids = self._tokenizer.encode_text(request.prompt)
+            if not ids:
+                raise PromptError("The prompt is empty.", next_step="Type a question first.")
+            return ids, False
+        if not request.messages[-1].content.strip():
+            raise PromptError("The message is empty.", next_step="Type a question first.")
+        rendered = self._template.render(request.messages, thinking=request.thinking)
+        return list(rendered.token_ids), rendered.opens_thinking
+
+    def checked(self, token_ids: Sequence[int]) -> list[int]:
+        """Ids given as such. Raises PromptError for none, one outside the vocabulary, or too many."""
+        ids = [int(token) for token in token_ids]
+        if not ids:
+            raise PromptError("The prompt is empty.", next_step="Give at least one token.")
+        bad = next((token for token in ids if not 0 <= token < self._vocab_size), None)
+        if bad is not None:
+            raise PromptError(
+                f"Token id {bad} is outside the vocabulary of {self._vocab_size}.",
+                next_step="Use ids of this model's tokenizer.",
+            )
+        if len(ids) > self._capacity:
+            raise PromptError(f"{len(ids):,} tokens do not fit the context of {self._capacity:,}.")
+        return ids
