@@ -204,7 +204,7 @@ class ModelCard:
     state_bytes: int
     backend: str  # "native", "reference" or "cuda"
     device: str  # "CPU, 2 threads, AVX-512 BF16"
-    speculation: str  # "MTP, depth 3", or "off: why"
+    speculation: str  # "MTP, depth 3", "lookup first, then MTP, depth 3", or "off: why"
     speculates: bool
     thinks: bool  # the chat template knows a thinking switch
     thinks_by_default: bool

@@ -77,6 +77,7 @@ class ModelPage(QWidget):
         bridge.load_progressed.connect(self._on_progress)
         bridge.loaded.connect(self._on_loaded)
         bridge.load_failed.connect(self._on_failed)
+        bridge.knobs_changed.connect(self._on_knobs)
         self._show_recent()
         self._set_loading(False)
 
@@ -181,6 +182,12 @@ class ModelPage(QWidget):
         if not card.is_demo:
             self._settings.add_recent_model(card.path)
             self._show_recent()
+
+    @Slot(object)
+    def _on_knobs(self, _changes: object) -> None:
+        """Switches may change who drafts, and so the card."""
+        if self._bridge.model is not None:
+            self.card.show_card(self._bridge.model)
 
     @Slot(str, object)
     def _on_failed(self, path: str, report: ErrorReport) -> None:

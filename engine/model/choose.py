@@ -25,11 +25,11 @@ from engine.model.native import NativeBackend
 from engine.model.native_weights import unsupported_shape
 from engine.model.reference import ReferenceBackend, unpacked_bytes
 from engine.model.threads import choose_threads, physical_cores
+from engine.spec.choose_drafter import OFF, speculation_words
 from kernels.build import NativeBuildError, NativeLibrary, load_library
 from kernels.tape import Pool
 
 ISA_NAMES = {
-    "amx": "AMX BF16",
     "amx": "AMX BF16",
     "avx512bf16": "AVX-512 BF16",
     "avx512": "AVX-512",
@@ -51,10 +51,10 @@ class OpenedBackend:
 
     def card(self, checkpoint: Checkpoint, *, knobs: KnobSet, load_s: float) -> ModelCard:
         """The card of the model that runs on this backend."""
-        config, weights = checkpoint.config, checkpoint.weights
+        config = checkpoint.config
         native = isinstance(self.backend, NativeBackend)
         threads = self.backend.pool.threads if native else self.threads
-        speculation = self._speculation(weights.mtp is not None, knobs)
+        speculation = speculation_words(knobs, self.backend)
         return ModelCard(
             name=checkpoint.name,
             path=str(checkpoint.path),
@@ -69,7 +69,7 @@ class OpenedBackend:
             backend=self.backend.name,
             device=self.place or f"CPU, {_threads(threads)}, {self.arithmetic}",
             speculation=speculation,
-            speculates=not speculation.startswith("off"),
+            speculates=not speculation.startswith(OFF),
             thinks=checkpoint.template.has_thinking_switch,
             thinks_by_default=checkpoint.template.thinks_by_default,
             roof_gbps=self.roof.read_gbps if self.roof else None,
@@ -78,19 +78,6 @@ class OpenedBackend:
             threads=threads,
             notices=(*checkpoint.notices, *self.notices),
         )
-
-    def _speculation(self, has_mtp: bool, knobs: KnobSet) -> str:
-        """What drafts, in words: a block drafter that is named, else the MTP head, else what lies beside."""
-        block, depth = self.backend.block, knobs.number("MTP_DEPTH")
-        if block is not None and (knobs.raw("DFLASH2")[0].strip() or not (has_mtp and depth)):
-            return f"block drafter {block.name}"
-        if not has_mtp:
-            return "off: this checkpoint has no MTP head"
-        if depth == 0:
-            return "off: QWEN38_MTP_DEPTH is 0"
-        width = knobs.number("MTP_TREE")
-        branches = f", {width} side branches a step" if width else ""
-        return f"MTP, depth {depth}{branches}"
 
 
 def open_backend(

@@ -18,6 +18,7 @@ from engine.spec.staircut import StairCut
 from engine.spec.staircut_build import build_staircut
 from engine.spec.staircut_prices import LivePrices
 
+OFF = "off"
 # The switches that shape a drafter: while none of them changes, a drafter that was made can be kept.
 SWITCHES = (
     "MTP_DEPTH", "MTP_TREE", "LOOKUP", "DEEP", "DEEP_AFTER", "DFLASH2", "DF2_TEMP", "DF2_TREE_MODE",
@@ -36,8 +37,7 @@ def choose_drafter(
     `prices` gives the router's, which all settings of one backend share.
     """
     block, head = block_drafter(knobs, backend, memory), _mtp(knobs, backend)
-    # A block drafter that was asked for comes first; one that merely lies beside the model does not.
-    if block is not None and (head is None or knobs.raw("DFLASH2")[0].strip()):
+    if block is not None and (head is None or _is_named(knobs)):
         head = block
     lookup = _lookup(knobs, memory)
     if knobs.flag("LEN_SWITCH") and (head is not None or lookup is not None):
@@ -45,6 +45,31 @@ def choose_drafter(
     if head is not None and lookup is not None:
         return LookupFirst(lookup, head)
     return lookup or head
+
+
+def speculation_words(knobs: KnobSet, backend: Backend) -> str:
+    """Who drafts by these switches, as `choose_drafter` has it: "MTP, depth 3", or "off: why"."""
+    depth, width = knobs.number("MTP_DEPTH"), knobs.number("MTP_TREE")
+    has_mtp = bool(backend.config.mtp_layers)
+    mtp = f"MTP, depth {depth}" if has_mtp and depth else ""
+    if mtp and width:
+        mtp += f", {width} side branches a step"
+    block = "" if backend.block is None else f"block drafter {backend.block.name}"
+    lookup = "lookup" if knobs.flag("LOOKUP") else ""
+    if not (mtp or block or lookup):
+        return f"{OFF}: " + (
+            "QWEN38_MTP_DEPTH is 0" if has_mtp else "this checkpoint has no MTP head"
+        )
+    if knobs.flag("LEN_SWITCH"):
+        *others, last = [source for source in (lookup, block, mtp) if source]
+        return f"router over {', '.join(others)} and {last}" if others else f"router over {last}"
+    head = block if block and (not mtp or _is_named(knobs)) else mtp
+    return f"{lookup} first, then {head}" if lookup and head else lookup or head
+
+
+def _is_named(knobs: KnobSet) -> bool:
+    """Whether a block drafter was asked for; one that merely lies beside the model was not."""
+    return bool(knobs.raw("DFLASH2")[0].strip())
 
 
 def _router(

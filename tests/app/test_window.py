@@ -219,6 +219,10 @@ def test_the_card_says_everything(console) -> None:
     assert texts["Folder"] == "models/first"
     assert texts["Speculation"] == "MTP, depth 3"
     assert texts["Read roof"] == "41.0 GB/s from memory, measured here"
+    now = one.bridge.snapshot
+    one.bridge.snapshot = replace(now, model=replace(now.model, speculation="lookup"))
+    one.bridge.knobs_changed.emit((("QWEN38_LOOKUP", "1"),))
+    assert one.window.model_page.card.texts["Speculation"] == "lookup"
     assert one.window.windowTitle().startswith("Rondo · demo model · BF16")
     assert one.chat.demo_badge.isVisibleTo(one.chat)
 

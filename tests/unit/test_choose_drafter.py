@@ -8,10 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from engine.errors import UsageError
 from engine.knobs import KnobSet
-from engine.spec.choose_drafter import SWITCHES
+from engine.spec.block import BlockDrafter
+from engine.spec.choose_drafter import SWITCHES, speculation_words
 from engine.spec.corpus import CorpusError, build_corpus, tokenizer_sha256
 from engine.spec.drafter import Drafter, RoundOutcome
 from engine.spec.drafters import Drafters
@@ -19,6 +21,7 @@ from engine.spec.lookup import LookupDrafter
 from engine.spec.lookup_first import LookupFirst
 from engine.spec.lookup_memory import Memory, open_memory, parse_store
 from engine.spec.mtp import MtpChain, MtpTree
+from engine.spec.staircut import StairCut
 
 
 def knobs(**values: str) -> KnobSet:
@@ -61,6 +64,57 @@ def remembered(model: Path, *, remember: bool = True, **values: str) -> Memory:
 )
 def test_the_switches_name_the_drafter(values: dict[str, str], mtp_layers: int, kind: type) -> None:
     assert type(choose(mtp_layers=mtp_layers, **values)) is kind
+
+
+MTP3, BLOCK = "MTP, depth 3", "block drafter small"
+
+
+@pytest.mark.parametrize(
+    ("values", "mtp_layers", "block", "words", "kind"),
+    [
+        ({}, 1, "", MTP3, MtpChain),
+        ({"MTP_TREE": "2"}, 1, "", f"{MTP3}, 2 side branches a step", MtpTree),
+        ({"LOOKUP": "1"}, 1, "", f"lookup first, then {MTP3}", LookupFirst),
+        ({"LOOKUP": "1"}, 0, "", "lookup", LookupDrafter),
+        ({"LOOKUP": "1", "MTP_DEPTH": "0"}, 1, "", "lookup", LookupDrafter),
+        ({}, 1, "small", MTP3, MtpChain),
+        ({"DFLASH2": "small"}, 1, "small", BLOCK, BlockDrafter),
+        ({"MTP_DEPTH": "0"}, 1, "small", BLOCK, BlockDrafter),
+        ({"LOOKUP": "1"}, 0, "small", f"lookup first, then {BLOCK}", LookupFirst),
+        ({"LEN_SWITCH": "1"}, 1, "", f"router over {MTP3}", StairCut),
+        ({"LEN_SWITCH": "1", "LOOKUP": "1"}, 0, "", "router over lookup", StairCut),
+        ({"LEN_SWITCH": "1", "LOOKUP": "1"}, 1, "", f"router over lookup and {MTP3}", StairCut),
+        (
+            {"LEN_SWITCH": "1", "LOOKUP": "1"},
+            1,
+            "small",
+            f"router over lookup, {BLOCK} and {MTP3}",
+            StairCut,
+        ),
+        ({"LEN_SWITCH": "1", "MTP_DEPTH": "0"}, 1, "", "off: QWEN38_MTP_DEPTH is 0", type(None)),
+        ({}, 0, "", "off: this checkpoint has no MTP head", type(None)),
+    ],
+)
+def test_the_words_name_who_is_made(
+    values: dict[str, str], mtp_layers: int, block: str, words: str, kind: type
+) -> None:
+    switches = knobs(**{"MTP_DEPTH": "3", **values})
+    codes = torch.zeros(4, 4, dtype=torch.bfloat16)
+    attached = SimpleNamespace(
+        name=block,
+        config=SimpleNamespace(block_size=16),
+        weights=SimpleNamespace(predecessor=codes, successor=codes),
+    )
+    backend = SimpleNamespace(
+        config=SimpleNamespace(mtp_layers=mtp_layers), block=attached if block else None
+    )
+    assert speculation_words(switches, backend) == words
+    made = Drafters(backend, Memory()).of(switches)
+    assert type(made) is kind
+    if isinstance(made, StairCut):
+        named = [head.name for head in made._heads] + (["lookup"] if made._lookup else [])
+        for source in ("lookup", "block", "mtp"):
+            assert (source in words.lower()) == (source in named)
 
 
 def test_the_deep_chain_is_as_the_switches_say() -> None:
