@@ -13,8 +13,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-import psutil
-
 from engine.api import (
     ErrorReport,
     Event,
@@ -40,6 +38,7 @@ from engine.fake_compare import FakeCompares
 from engine.fake_knobs import FakeKnobs
 from engine.fake_script import CONTEXT_LIMIT, ROOF_GBPS, SCRIPTS, Script
 from engine.fake_stream import TextStream, pieces_of
+from engine.hardware import OwnProcess
 
 
 class _Cancel(Exception):
@@ -65,7 +64,7 @@ class FakeEngine(FakeKnobs, FakeCompares):
         self._texts: dict[int, TextStream] = {}
         self._parts_ms = {"draft": 0.0, "verify": 0.0, "commit": 0.0}
         self._table_rounds, self._table_ms = 0, 0.0
-        self._process = psutil.Process()
+        self._process = OwnProcess()
         self._now = Snapshot("empty", time.monotonic(), 0, 0, 0, 0, False, 0, 0, 0, None)
         self._thread = threading.Thread(target=self._run, name="rondo-fake-engine", daemon=True)
         self._thread.start()
@@ -357,7 +356,7 @@ class FakeEngine(FakeKnobs, FakeCompares):
         self._now = replace(self._now, beat_s=time.monotonic(), **changes)
 
     def _state(self, state: str) -> None:
-        self._update(state=state, memory_bytes=self._process.memory_info().rss)
+        self._update(state=state, memory_bytes=self._process.resident_bytes())
         self._events.put(StateChanged(state))
 
 

@@ -13,8 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from engine.api import (
     ErrorReport,
     Event,
@@ -37,6 +35,7 @@ from engine.api import (
 )
 from engine.command_queue import Command, CommandQueue
 from engine.errors import BusyError, UsageError
+from engine.hardware import OwnProcess
 from engine.knob_rows import knob_rows, profile_of, served_values
 from engine.knobs import KnobSet, write_profile
 from engine.measure.telemetry import round_fields
@@ -75,7 +74,7 @@ class ThreadedEngine(RunnerCompares):
         self._prompt_tokens = self._prompt_done = self._tokens_out = 0
         self._thinking = False
         self._context_tokens = 0
-        self._process = psutil.Process()
+        self._process = OwnProcess()
         self._thread = threading.Thread(target=self._run, name="rondo-engine", daemon=True)
         self._thread.start()
 
@@ -150,7 +149,7 @@ class ThreadedEngine(RunnerCompares):
             thinking=self._thinking,
             context_tokens=self._context_tokens,
             context_limit=self._card.context_tokens if self._card else 0,
-            memory_bytes=self._process.memory_info().rss,
+            memory_bytes=self._process.resident_bytes(),
             model=self._card,
         )
 

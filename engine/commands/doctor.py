@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 
 from engine.cli import FAILED, OK, print_json
 from engine.errors import RondoError
+from engine.hardware import free_memory_bytes, physical_core_count, total_memory_bytes
 from engine.knobs import KnobSet
 from engine.paths import data_dir, demo_model, profile_path
 
@@ -67,11 +68,8 @@ def _libraries() -> list[Finding]:
 
 
 def _memory() -> list[Finding]:
-    import psutil
-
-    memory = psutil.virtual_memory()
-    text = f"{memory.available / 1e9:.1f} GB free of {memory.total / 1e9:.1f} GB"
-    cores = f"{psutil.cpu_count(logical=False) or os.cpu_count()} cores"
+    text = f"{free_memory_bytes() / 1e9:.1f} GB free of {total_memory_bytes() / 1e9:.1f} GB"
+    cores = f"{physical_core_count() or os.cpu_count()} cores"
     return [Finding("memory", _GOOD, text), Finding("processor", _GOOD, cores)]
 
 

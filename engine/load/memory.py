@@ -6,9 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from engine.errors import MemoryShortError
+from engine.hardware import free_memory_bytes
 
 FLOOR_BYTES = 256 << 20  # left to everything else on the machine
 _UNLIMITED = 1 << 60
@@ -48,7 +47,7 @@ def check_memory(need: MemoryNeed, available_bytes: int) -> None:
 
 def available_memory_bytes(cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:
     """Memory that can be allocated now: the machine's estimate, or the container's limit if lower."""
-    return min(psutil.virtual_memory().available, _cgroup_available(cgroup_root))
+    return min(free_memory_bytes(), _cgroup_available(cgroup_root))
 
 
 def _cgroup_available(root: Path) -> int:

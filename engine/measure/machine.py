@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import psutil
+from engine.hardware import free_memory_bytes, physical_core_count, total_memory_bytes
 
 _ROOT = Path(__file__).parents[2]
 _CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -51,17 +51,16 @@ _CODE_SUFFIXES = (".py", ".cpp", ".h", ".inc", ".cu", ".cuh")
 
 def machine_record() -> dict[str, Any]:
     """Hardware, limits, load and versions at this moment; None where the machine does not tell."""
-    memory = psutil.virtual_memory()
     load = os.getloadavg() if hasattr(os, "getloadavg") else (None, None)
     return {
         "cpu_model": cpu_model(),
         "isa_flags": _isa_flags(),
-        "cores": psutil.cpu_count(logical=False),
+        "cores": physical_core_count(),
         "threads": os.cpu_count(),
         "cores_available": available_cores(),
         "caches": _caches(),
-        "memory_bytes": memory.total,
-        "memory_available_bytes": memory.available,
+        "memory_bytes": total_memory_bytes(),
+        "memory_available_bytes": free_memory_bytes(),
         "cgroup_cpus": _cgroup_cpus(),
         "cgroup_memory_bytes": _cgroup_memory_bytes(),
         "clock_mhz": _number(_cpu_field("cpu MHz")),

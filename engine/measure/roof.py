@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-import psutil
-
 from engine.errors import MemoryShortError, RondoError, UsageError
+from engine.hardware import free_memory_bytes
 from engine.measure.machine import available_cores
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ def native_probes(
             MemoryError,
             RuntimeError,
         ) as error:  # torch reports a failed allocation as the latter
-            free = psutil.virtual_memory().available
+            free = free_memory_bytes()
             raise MemoryShortError(
                 f"The memory probe does not fit the {free / 1e9:.1f} GB that are free.",
                 next_step="Close other programs, or probe a smaller working set.",

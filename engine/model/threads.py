@@ -6,8 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-import psutil
-
+from engine.hardware import physical_core_count
 from engine.measure.machine import available_cores
 from engine.model.native import NativeBackend
 from kernels.build import NativeBuildError, NativeLibrary
@@ -23,7 +22,7 @@ _WORTH = 0.97  # more threads must bring the round below this share of the fewer
 def physical_cores() -> int:
     """Cores this process may use, without counting two threads of one core twice."""
     allowed = available_cores()
-    return min(allowed, psutil.cpu_count(logical=False) or allowed)
+    return min(allowed, physical_core_count() or allowed)
 
 
 def candidates(cores: int) -> list[int]:
