@@ -239,13 +239,6 @@ class Tape:
         """Milliseconds of each step in the latest run, float64 [steps]."""
         return np.diff(self.stamps_ns.astype(np.int64)) * 1e-6
 
-    def kernel_ms(self) -> dict[str, float]:
-        """Milliseconds of the latest run, summed by step name, in order of first appearance."""
-        total: dict[str, float] = {}
-        for name, step_ms in zip(self.names, self.step_ms(), strict=False):
-            total[name] = total.get(name, 0.0) + float(step_ms)
-        return total
-
     def _append_time(self, elapsed_ns: np.uint64) -> None:
         """One more eager step took this long; the time between two steps belongs to neither."""
         previous = self.stamps_ns if len(self.models) > 1 else np.zeros(1, np.uint64)

@@ -62,15 +62,6 @@ class BlockDrafter:
         lattice = self.lattice(anchor, limit)
         return None if lattice is None else lattice.tree(limit, self._mode, SOURCE)
 
-    def propose_chain(self, anchor: int, limit: int) -> DraftTree | None:
-        """The greedy walk alone, of at most `limit` tokens."""
-        lattice = self.lattice(anchor, limit)
-        if lattice is None:
-            return None
-        walk = lattice.greedy(limit)
-        tokens = [anchor, *(token for token, _ in walk)]
-        return DraftTree.chain(tokens, [score for _, score in walk], SOURCE)
-
     def lattice(self, anchor: int, limit: int) -> Lattice | None:
         """One pass of the drafter; None where no block fits or it computed no number."""
         width = min(self.width, limit + 1, self._backend.block_room())

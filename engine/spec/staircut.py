@@ -100,11 +100,6 @@ class StairCut:
         self.read_bytes = 0  # of the last proposal
         self.choice = self._dozing = RouteChoice(PLAIN, 0, 1.0, 0.0, (), prices.source)
 
-    @property
-    def learning(self) -> bool:
-        """Whether costs, rates and calibrations follow the rounds."""
-        return self._learning
-
     def freeze(self, *, frozen: bool = True) -> None:
         """Hold everything that outlives a text or comes from a clock; equal texts then get equal decisions.
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 MAX_NODES = 32  # rows of one verify pass, the anchor included
 ANCHOR = "anchor"
-CONV_TAIL = 3  # committed columns in front of the nodes of a convolution window
 
 _CHAIN = tuple(range(-1, 255))
 
@@ -99,29 +98,6 @@ class DraftTree:
     def children(self, node: int) -> tuple[int, ...]:
         """The nodes whose parent is `node`, in order."""
         return tuple(n for n in range(node + 1, len(self)) if self.parents[n] == node)
-
-    def ancestor_sets(self) -> tuple[frozenset[int], ...]:
-        """For each node the nodes on its path, itself included."""
-        sets = [frozenset((0,))]
-        for node in range(1, len(self)):
-            sets.append(sets[self.parents[node]] | {node})
-        return tuple(sets)
-
-    def ancestor_mask(self) -> tuple[tuple[bool, ...], ...]:
-        """[nodes][nodes]: whether column j lies on the path to row i, itself included."""
-        nodes = range(len(self))
-        return tuple(tuple(column in row for column in nodes) for row in self.ancestor_sets())
-
-    def conv_windows(self) -> tuple[tuple[int, int, int, int], ...]:
-        """For each node four columns of [3 committed | nodes], oldest first, its own last.
-
-        A path that is shorter than the window goes on in the committed columns 2, 1, 0.
-        """
-        windows = []
-        for node in range(len(self)):
-            path = [*range(CONV_TAIL), *(CONV_TAIL + on_path for on_path in self.path(node))]
-            windows.append((path[-4], path[-3], path[-2], path[-1]))
-        return tuple(windows)
 
     def truncate(self, nodes: int) -> DraftTree:
         """The first `nodes` nodes, the anchor included. Raises ValueError below 1."""

@@ -93,17 +93,16 @@ def test_eager_and_replayed_give_the_same(mixer: NativeLibrary, workers: int) ->
             eager.run()
 
 
-def test_times_add_up_by_name(mixer: NativeLibrary) -> None:
+def test_times_of_the_steps_add_up(mixer: NativeLibrary) -> None:
     with Pool(mixer, 2) as pool:
         tape, _ = _chain(pool, 9)
         started = time.monotonic()
         tape.run()
         wall_ms = (time.monotonic() - started) * 1e3
         assert np.all(np.diff(tape.stamps_ns.astype(np.int64)) >= 0)
-        by_name = tape.kernel_ms()
-        assert list(by_name) == ["mix0", "mix1", "mix2"]
-        assert sum(by_name.values()) == pytest.approx(float(tape.step_ms().sum()))
-        assert 0 < sum(by_name.values()) <= wall_ms
+        assert tape.names == ["mix0", "mix1", "mix2"] * 3
+        assert len(tape.step_ms()) == 9
+        assert 0 < tape.step_ms().sum() <= wall_ms
         assert [model.flops for model in tape.models] == list(range(9))
 
 

@@ -244,7 +244,7 @@ def test_a_head_that_becomes_good_is_found() -> None:
 def test_frozen_decisions_depend_on_the_text_alone() -> None:
     world, stair = of_world(mixed(1))
     stair.freeze()
-    assert not stair.learning
+    level = stair._prices.level
     runs = []
     for slower in (1.0, 3.0):
         world.table = PriceTable(
@@ -269,8 +269,10 @@ def test_frozen_decisions_depend_on_the_text_alone() -> None:
         runs.append(choices)
     assert runs[0] == runs[1]
     assert len({choice.candidate for choice in runs[0]}) > 2
+    assert stair._prices.level == level
     stair.freeze(frozen=False)
-    assert stair.learning
+    world.decode(stair, mixed(2), 300)
+    assert stair._prices.level > 2 * level  # every pass takes three times as long by now
 
 
 def test_a_running_copy_spares_the_head_where_that_is_allowed() -> None:
