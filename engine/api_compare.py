@@ -13,6 +13,7 @@ METRICS = ("ms_per_round", "ms_per_token")
 FEWEST_PAIRS = 6  # with five, two-sided p cannot reach 0.05
 DEFAULT_PAIRS = 10
 MOST_PAIRS = 200
+MOST_REPEATS = 25
 
 Changes = tuple[tuple[str, str], ...]  # (switch with its prefix, value), sorted by name
 
@@ -23,7 +24,8 @@ class CompareRequest:
 
     base, candidate: changes on top of the values in effect; a mapping is turned into sorted pairs.
     workload: one of WORKLOADS; "mix" is the four classes in turn, "prompt" the operator's own `prompt`.
-    pairs: one pair is both sides on every prompt of the workload. tokens: of each answer.
+    pairs: one pair is both sides on every prompt of the workload. tokens: of each answer. repeats: answers of
+    each side to a prompt within a pair, in turn; 0 lets the warm-up decide by how long they take.
     forced: both sides follow one text, `reference` or, where that is empty, what the base answers, so that
     a switch that moves near ties can be timed too.
     min_effect_pct: an effect below it is not called, however sure it is.
@@ -39,6 +41,7 @@ class CompareRequest:
     reference: str = ""
     min_effect_pct: float = 0.0
     label: str = ""
+    repeats: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "base", tuple(sorted(dict(self.base).items())))
@@ -49,8 +52,9 @@ class CompareRequest:
 class ComparePair:
     """Both sides once, in the primary metric; `workload` "all" pools the prompts of the pair.
 
-    `order`: AB or BA, A being the base. `log_ratio`: ln(candidate / base). `outlier`: "" or by Tukey's fences
-    mild (1.5 interquartile ranges) or far (3); an outlier is marked and kept.
+    `base_ms` and `candidate_ms` are of the rounds that are compared, see `engine.measure.ab_pairs`. `order`: AB
+    or BA, A being the base. `log_ratio`: ln(candidate / base). `outlier`: "" or by Tukey's fences mild (1.5
+    interquartile ranges) or far (3); an outlier is marked and kept.
     """
 
     index: int
@@ -121,11 +125,12 @@ class KernelDelta:
 class CompareBlock:
     """One measured run: one answer on one side. `side` base or candidate; times and bytes are per round.
 
-    `round_ms` are the very values the ring of round records shows.
+    `round_ms` are the very values the ring of round records shows. `interrupted` are the indices of those in
+    which the system took the processor away.
     """
 
     pair_index: int
-    order_in_pair: int  # 0 or 1
+    order_in_pair: int  # 0 or 1, within the repeat
     side: str
     workload: str
     prompt_tokens: int
@@ -144,6 +149,8 @@ class CompareBlock:
     tokens_sha256_12: str
     finish_reason: str
     test_time: str  # ISO 8601, UTC
+    repeat: int = 0
+    interrupted: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +162,8 @@ class CompareReport:
     the mean of log ratios. `ci95_*_pct`: exact interval of the median, None below 6 pairs; `bootstrap_*_pct`:
     effect interval for display only, None below 10. `noise_floor_pct`: what 95 of 100 runs of this many pairs
     stay below when nothing differs. `smallest_resolvable_pct`: found in 4 of 5 runs of this noise. `more_pairs`
-    would resolve the median seen here if it is real, None where it is resolved or out of reach.
+    would resolve the median seen here if it is real, None where it is resolved or out of reach. `estimator`:
+    what the figures of a pair are, in words; `interrupted_pct` of the rounds were cut off by other programs.
     `run_id` is empty where the run could not be stored; `not_stored` says why.
     """
 
@@ -200,6 +208,8 @@ class CompareReport:
     candidate_knobs: Changes = ()
     backend: str = ""  # that of the model card; empty in runs stored before it was kept
     context_tokens: int = 0  # room of the engine; 0 as above
+    estimator: str = ""
+    interrupted_pct: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 OPERATIONS = (("MLP gate, up", 0.34), ("gated_delta", 0.22), ("head", 0.16), ("draft head", 0.12))
 COMMITTED = (3, 1, 4, 2, 4, 3, 1, 2)
 DRAFTED = 3
+SLICE_MS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class CompareScript:
     drift_pct: float = 2.0  # over `drift_runs` answers
     drift_runs: int = 200
     round_ms: float = 12.0
+    interrupted_pct: float = 0.0  # of the rounds, each by SLICE_MS
     same_text: bool = True
     same_path: bool = False
     hurry: float = 20.0  # the scripted thread waits this much less than the times say
@@ -72,15 +74,17 @@ class ScriptedSides:
         base, candidate = dict(request.base), dict(request.candidate)
         names = [n for n in {**base, **candidate} if base.get(n) != candidate.get(n)]
         switches = tuple(knob_named(name) for name in sorted(names))
+        reloads = any(knob.flip == "reload" for knob in switches)
         self.setting = Setting(
             switches=switches,
             base=request.base,
             candidate=request.candidate,
-            reloads=any(knob.flip == "reload" for knob in switches),
+            reloads=reloads,
             model_name="Scripted engine",
             model_path="scripted",
             weight_format="BF16",
             threads=1,
+            settles=reloads,
         )
         self.entered: list[tuple[str, bool]] = []  # what was put in effect, for tests
         self.held: list[int] = []  # runs before each time learning was stopped
@@ -102,7 +106,14 @@ class ScriptedSides:
         self.restored += 1
 
     def run(
-        self, side: str, work: Workload, *, pair: int, order: int, cancel: threading.Event
+        self,
+        side: str,
+        work: Workload,
+        *,
+        pair: int,
+        order: int,
+        repeat: int,
+        cancel: threading.Event,
     ) -> Measured:
         script = self._script
         if self.runs == script.fail_after_runs and script.error:
@@ -115,26 +126,31 @@ class ScriptedSides:
         mean_ms = script.round_ms * drift * slower
         mean_ms *= 1 + script.noise_pct / 100 * self._random.standard_normal()
         self.runs += 1
-        times, tokens = [], 1
+        times, cut, tokens = [], [], 1
         while tokens < work.tokens:
             if cancel.is_set():
                 raise Cancelled
             committed = min(COMMITTED[len(times) % len(COMMITTED)], work.tokens - tokens)
             ms = float(np.float32(mean_ms * (1 + 0.002 * self._random.standard_normal())))
+            if script.interrupted_pct and self._random.random() < script.interrupted_pct / 100:
+                ms = float(np.float32(ms + SLICE_MS))
+                cut.append(len(times))
             self._on_round(ms, committed)
             times.append(ms)
             tokens += committed
-        return self._measured(side, work, pair, order, times)
+        one = self._measured(side, work, (pair, order, repeat), times)
+        return replace(one, block=replace(one.block, interrupted=tuple(cut)))
 
     def _measured(
-        self, side: str, work: Workload, pair: int, order: int, times: list[float]
+        self, side: str, work: Workload, at: tuple[int, int, int], times: list[float]
     ) -> Measured:
         script, rounds, spent = self._script, len(times), sum(times)
         variant = "" if script.same_text or self._side == BASE else "other"
         drafted = DRAFTED * rounds
         block = CompareBlock(
-            pair_index=pair,
-            order_in_pair=order,
+            pair_index=at[0],
+            order_in_pair=at[1],
+            repeat=at[2],
             side=side,
             workload=work.name,
             prompt_tokens=len(work.prompt) // 4 + 8,
@@ -186,6 +202,8 @@ class FakeCompares(Compares):
         self, compare_id: int, request: CompareRequest, is_cancelled: Callable[[], bool]
     ) -> None:
         script, model, cancel = self.script.compare, self.snapshot().model, threading.Event()
+        # Scripted times need no repeats to be sure.
+        request = replace(request, repeats=request.repeats or 1)
         self._state("comparing")
 
         def on_round(round_ms: float, committed: int) -> None:

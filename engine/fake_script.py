@@ -89,7 +89,7 @@ SCRIPTS: dict[str, Script] = {
         Script(
             "compare-failure",
             compare=CompareScript(
-                fail_after_runs=110,
+                fail_after_runs=142,
                 error=NumericsError(
                     "Layer 5 (gated_delta) produced a NaN.",
                     kept="The model stays loaded.",

@@ -141,6 +141,8 @@ def _notes(report: CompareReport) -> list[str]:
     notes.append(f"Switches of B: {text.switches(report.candidate_knobs)}")
     if report.noise_source:
         notes.append(f"Noise floor: {report.noise_source}")
+    if report.estimator:
+        notes.append(f"Figures of a pair: {report.estimator}")
     if report.reloaded:
         notes.append("The model was loaded anew for every block, because a switch needs it.")
     notes += report.notes

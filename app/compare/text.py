@@ -153,6 +153,7 @@ def as_text(report: CompareReport) -> str:
         f"workload {report.request.workload}, {report.request.tokens} tokens; "
         f"{report.seconds:.0f} s",
         f"noise floor: {report.noise_source}" if report.noise_source else "",
+        f"figures of a pair: {report.estimator}" if report.estimator else "",
         f"switches of A: {switches(report.base_knobs)}",
         f"switches of B: {switches(report.candidate_knobs)}",
         "",

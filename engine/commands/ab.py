@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import statistics
 import sys
 import threading
 from collections.abc import Sequence
@@ -44,6 +45,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--pairs", type=int, default=DEFAULT_PAIRS, metavar="N", help="6 or more (default: 10)"
+    )
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=0,
+        metavar="N",
+        help="answers of each side to a prompt within a pair (default: by their length)",
     )
     parser.add_argument("--workload", choices=WORKLOADS, help="default: mix, the four classes")
     parser.add_argument("--prompt", metavar="T", help="your own prompt instead of a workload")
@@ -156,6 +164,7 @@ def _request(arguments: argparse.Namespace) -> CompareRequest:
         workload=arguments.workload or ("mix" if arguments.prompt is None else "prompt"),
         pairs=arguments.pairs,
         tokens=arguments.tokens,
+        repeats=arguments.repeats,
         prompt=arguments.prompt or "",
         forced=arguments.forced or arguments.reference is not None,
         reference=_text(arguments.reference) if arguments.reference is not None else "",
@@ -229,6 +238,12 @@ def _print(report: CompareReport) -> None:
         for name in ("ms_per_round", "tokens_per_round", "ms_per_token", "decode_tps"):
             base, candidate = getattr(report.base, name), getattr(report.candidate, name)
             print(f"{name.replace('_', ' '):16} {_figure(base):>12} {_figure(candidate):>12}")
+    if report.pairs:
+        base, candidate = (
+            _figure(statistics.median(getattr(pair, side) for pair in report.pairs))
+            for side in ("base_ms", "candidate_ms")
+        )
+        print(f"{'compared':16} {base:>12} {candidate:>12}  {unit}: {report.estimator}")
     print(f"primary figure: {unit}; signs {report.signs or '-'}; {report.noise_source}")
     for row in report.workloads:
         print(

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """The protocol of an A/B: warm both sides, compare the texts, measure the noise, then alternate AB BA.
 
-Both sides run in one process on one loaded model. Within a pair the sides alternate prompt by prompt, so that a
-drift of the machine falls on both; from pair to pair the order is swapped, which cancels a linear one.
+Both sides run in one process on one loaded model. Within a pair the sides alternate answer by answer, each
+prompt being answered several times, so that a drift of the machine falls on both; the order is swapped from
+repeat to repeat and from pair to pair, which cancels a linear one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 
-from engine.api_compare import CompareProgress, CompareReport, CompareRequest
+from engine.api_compare import ComparePair, CompareProgress, CompareReport, CompareRequest
 from engine.errors import Cancelled, RondoError
 from engine.measure.ab_evidence import (
     BASE,
@@ -24,13 +25,13 @@ from engine.measure.ab_evidence import (
     Measured,
     Noise,
     Setting,
-    pairs_of,
 )
 from engine.measure.ab_noise import NoiseStore, noise_key
+from engine.measure.ab_pairs import estimator_words, fitting_repeats, pairs_of
 from engine.measure.ab_report import build_report, fault_of
 from engine.measure.workloads import Workload, check_request
 
-NOISE_PAIRS = 6
+NOISE_PAIRS = 10  # at most; as many as are asked for, if fewer
 
 
 class Sides(Protocol):
@@ -42,7 +43,14 @@ class Sides(Protocol):
         """Put a side in effect; `fresh` loads the model anew even where the side is in effect already."""
 
     def run(
-        self, side: str, work: Workload, *, pair: int, order: int, cancel: threading.Event
+        self,
+        side: str,
+        work: Workload,
+        *,
+        pair: int,
+        order: int,
+        repeat: int,
+        cancel: threading.Event,
     ) -> Measured:
         """One answer of the side that is in effect. Raises Cancelled within one round of `cancel`."""
 
@@ -125,18 +133,13 @@ class _Run:
         self._measured: list[Measured] = []
         self._others: list[Measured] = []
         self._noise: Noise | None = None
+        self._pairs: tuple[ComparePair, ...] = ()
         self._runs_left = 0
         self._run_s: list[float] = []
         self.stopped = ""
 
     def measure(self) -> None:
         """Everything in order; ends early where the texts or the paths already decide."""
-        key = noise_key(self._noise_values())
-        self._noise = self._store.recent(key)
-        pairs = (0 if self._noise else NOISE_PAIRS) + 1 + self._request.pairs
-        runs_a_pair = 2 * len(self._works)
-        warming = 2 if self._sides.setting.reloads else 1
-        self._runs_left = runs_a_pair * (1 + warming * pairs)
         for side in SIDES:
             self._sides.enter(side)
             for work in self._works:
@@ -144,14 +147,20 @@ class _Run:
         self._sides.hold()
         if fault_of(self._evidence()):
             return
+        self._settle_repeats()
+        key = noise_key(self._noise_values())
+        noise_pairs = min(self._request.pairs, NOISE_PAIRS)
+        self._noise = self._store.recent(key, pairs=noise_pairs)
+        self._runs_left = self._runs_of_pair(1) + self._request.pairs * self._runs_of_pair()
         if not self._noise:
-            self._noise = self._measure_noise(key)
-        self._pair(0, "a first pair, not counted", self._others)
+            self._runs_left += noise_pairs * self._runs_of_pair()
+            self._noise = self._measure_noise(key, noise_pairs)
+        self._pair(0, "a first pair, not counted", self._others, repeats=1)
         for index in range(1, self._request.pairs + 1):
             self._pair(index, f"pair {index} of {self._request.pairs}", self._measured)
+            self._pairs = pairs_of(self._evidence().blocks(), self._evidence().metric)
         if not self._sides.setting.switches:
-            own = pairs_of(self._evidence().blocks(), self._evidence().metric)
-            self._store.put(key, [pair.log_ratio for pair in own])
+            self._store.put(key, [pair.log_ratio for pair in self._pairs])
 
     def report(self) -> CompareReport:
         """The answer from what is there."""
@@ -159,40 +168,66 @@ class _Run:
             self._evidence(), machine=self._machine, seconds=time.monotonic() - self._begun_s
         )
 
-    def _measure_noise(self, key: str) -> Noise:
+    def _settle_repeats(self) -> None:
+        """Fix how often a pair repeats each answer, where the request leaves it open."""
+        if not self._request.repeats:
+            base = (one.block for one in self._others if one.block.side == BASE)
+            self._request = replace(self._request, repeats=fitting_repeats(base))
+
+    def _runs_of_pair(self, repeats: int | None = None) -> int:
+        """Answers of one pair, untimed ones included."""
+        untimed = 1 if self._sides.setting.settles else 0
+        return 2 * len(self._works) * (untimed + (repeats or self._request.repeats))
+
+    def _measure_noise(self, key: str, pairs: int) -> Noise:
         """Pairs of the base against itself, treated as the real ones are."""
         metric = self._evidence().metric
         runs: list[Measured] = []
-        for index in range(NOISE_PAIRS):
-            stage = f"noise of the base against itself, {index + 1} of {NOISE_PAIRS}"
+        for index in range(pairs):
+            stage = f"noise of the base against itself, {index + 1} of {pairs}"
             self._pair(index, stage, runs, both=BASE)
         self._others.extend(_on_side(one, BASE) for one in runs)
         ratios = tuple(pair.log_ratio for pair in pairs_of((one.block for one in runs), metric))
         self._store.put(key, ratios)
         return Noise(ratios, f"A against A, {len(ratios)} pairs, in this run")
 
-    def _pair(self, index: int, stage: str, runs: list[Measured], both: str | None = None) -> None:
-        """One pair: both sides on every prompt; `both` puts one setting on either side."""
+    def _pair(
+        self,
+        index: int,
+        stage: str,
+        runs: list[Measured],
+        *,
+        both: str | None = None,
+        repeats: int | None = None,
+    ) -> None:
+        """One pair: both sides on every prompt, by turns; `both` puts one setting on either side."""
         # What answers leave is young; a full collection would hold every thread for long.
         gc.collect(1)
         order = SIDES if index % 2 else SIDES[::-1]
         settings = {side: both or side for side in SIDES}
-        if self._sides.setting.reloads:
-            # A load is slow: a side answers every prompt before the other one is loaded, and once untimed.
+        repeats = repeats or self._request.repeats
+        setting = self._sides.setting
+        if setting.settles:
+            # A flip is slow: a side answers every prompt before the other one's turn, and once untimed.
             for place, side in enumerate(order):
-                self._sides.enter(settings[side], fresh=both is not None and place == 1)
+                fresh = setting.reloads and both is not None and place == 1
+                self._sides.enter(settings[side], fresh=fresh)
                 for work in self._works:
                     self._others.append(
                         self._one(f"{stage}, warming", settings[side], work, index, place)
                     )
                 self._sides.hold()
                 for work in self._works:
-                    self._timed(stage, side, settings[side], work, index, place, runs)
+                    for repeat in range(repeats):
+                        at = (index, place, repeat)
+                        self._timed(stage, side, settings[side], work, at, runs)
             return
         for work in self._works:
-            for place, side in enumerate(order):
-                self._sides.enter(settings[side])
-                self._timed(stage, side, settings[side], work, index, place, runs)
+            for repeat in range(repeats):
+                for place, side in enumerate(order[::-1] if repeat % 2 else order):
+                    self._sides.enter(settings[side])
+                    at = (index, place, repeat)
+                    self._timed(stage, side, settings[side], work, at, runs)
 
     def _timed(
         self,
@@ -200,30 +235,34 @@ class _Run:
         side: str,
         setting: str,
         work: Workload,
-        index: int,
-        place: int,
+        at: tuple[int, int, int],
         runs: list[Measured],
     ) -> None:
-        one = self._one(f"{stage}: {work.name}, {setting}", setting, work, index, place)
+        """`at`: index of the pair, place in it and repeat."""
+        one = self._one(f"{stage}: {work.name}, {setting}", setting, work, *at)
         runs.append(_on_side(one, side))
 
-    def _one(self, stage: str, side: str, work: Workload, index: int, place: int) -> Measured:
+    def _one(
+        self, stage: str, side: str, work: Workload, index: int, place: int, repeat: int = 0
+    ) -> Measured:
         """One answer, with the garbage collector held back."""
         if self._cancel.is_set():
             raise Cancelled
-        pairs = pairs_of(self._evidence().blocks(), self._evidence().metric)
+        pairs = self._pairs
         self._tell(CompareProgress(len(pairs), self._request.pairs, stage, pairs, self._left_s()))
         begun_s = time.monotonic()
         with _no_collection():
-            one = self._sides.run(side, work, pair=index, order=place, cancel=self._cancel)
+            one = self._sides.run(
+                side, work, pair=index, order=place, repeat=repeat, cancel=self._cancel
+            )
         self._run_s.append(time.monotonic() - begun_s)
         self._runs_left -= 1
         return one
 
     def _left_s(self) -> float | None:
-        if not self._run_s:
+        if self._runs_left <= 0:
             return None
-        return max(0, self._runs_left) * sum(self._run_s) / len(self._run_s)
+        return self._runs_left * sum(self._run_s) / len(self._run_s)
 
     def _evidence(self) -> Evidence:
         return Evidence(
@@ -242,7 +281,8 @@ class _Run:
             "code": self._machine.get("code_sha256_12"),
             "model": [setting.model_path, setting.weight_format, setting.threads],
             "knobs": setting.base,
-            "reloads": setting.reloads,
+            "settles": setting.settles,
+            "estimator": estimator_words(self._request.repeats),
             "metric": self._evidence().metric,
             "works": [(work.name, work.prompt, work.tokens, work.forced) for work in self._works],
         }

@@ -16,10 +16,13 @@ from engine.engine import Engine
 from engine.errors import Cancelled, UsageError
 from engine.knobs import KNOBS, PREFIX, Knob, KnobSet, knob_named, status_of
 from engine.measure.ab_evidence import BASE, CANDIDATE, SIDES, Measured, Setting
+from engine.measure.interruptions import interruptions
 from engine.measure.workloads import Workload
 from engine.spec.decode import Round
 
 OnRound = Callable[[Round, float, int], None]
+# A flip starts other workers, and every pass is recorded for them anew.
+_STARTS_WORKERS = frozenset({"CPU_THREADS"})
 
 
 class EngineSides:
@@ -66,15 +69,17 @@ class EngineSides:
                 raise UsageError(
                     f"{name} changes nothing here: {status.reason}.", kept="Nothing was measured."
                 )
+        reloads = any(knob.flip == "reload" for knob in switches)
         self.setting = Setting(
             switches=switches,
             base=changed_values(self._knobs[BASE]),
             candidate=changed_values(self._knobs[CANDIDATE]),
-            reloads=any(knob.flip == "reload" for knob in switches),
+            reloads=reloads,
             model_name=engine.card.name,
             model_path=engine.card.path,
             weight_format=engine.card.weight_format,
             threads=engine.card.threads,
+            settles=reloads or any(knob.name in _STARTS_WORKERS for knob in switches),
         )
 
     def enter(self, side: str, *, fresh: bool = False) -> None:
@@ -90,7 +95,14 @@ class EngineSides:
             self.engine.freeze_learning(frozen=False)
 
     def run(
-        self, side: str, work: Workload, *, pair: int, order: int, cancel: threading.Event
+        self,
+        side: str,
+        work: Workload,
+        *,
+        pair: int,
+        order: int,
+        repeat: int,
+        cancel: threading.Event,
     ) -> Measured:
         engine = self.engine
         assert engine is not None
@@ -112,7 +124,9 @@ class EngineSides:
         counted = _increase(counters, engine.engaged())
         counted[f"device: {engine.card.device}"] = 1
         return Measured(
-            times.block(generation, side=side, workload=work.name, pair=pair, order=order),
+            times.block(
+                generation, side=side, workload=work.name, pair=pair, order=order, repeat=repeat
+            ),
             generation.token_ids,
             counted,
             _increase(operations, operation_totals(engine)),
@@ -159,8 +173,15 @@ class _RoundTimes:
         self._on_round = on_round
         self._round_ms: list[float] = []
         self._draft_ms = self._verify_ms = 0.0
+        self._interruptions = interruptions()
+        self._interrupted: list[int] = []
 
     def add(self, done: Round, round_ms: float, context_tokens: int) -> None:
+        # The first round counts those of the prompt too; it is compared in very short answers alone.
+        taken_away = interruptions()
+        if taken_away != self._interruptions:
+            self._interruptions = taken_away
+            self._interrupted.append(len(self._round_ms))
         # The ring of round records holds float32; the same value goes into the report and the CSV.
         self._round_ms.append(float(np.float32(round_ms)))
         self._draft_ms += done.draft_ms
@@ -168,7 +189,14 @@ class _RoundTimes:
         self._on_round(done, round_ms, context_tokens)
 
     def block(
-        self, generation: Generation, *, side: str, workload: str, pair: int, order: int
+        self,
+        generation: Generation,
+        *,
+        side: str,
+        workload: str,
+        pair: int,
+        order: int,
+        repeat: int,
     ) -> CompareBlock:
         rounds = max(len(self._round_ms), 1)
         mean_ms = sum(self._round_ms) / rounds
@@ -194,6 +222,8 @@ class _RoundTimes:
             tokens_sha256_12=tokens_hash(generation.token_ids),
             finish_reason=generation.finish_reason,
             test_time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            repeat=repeat,
+            interrupted=tuple(self._interrupted),
         )
 
 

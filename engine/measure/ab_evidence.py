@@ -6,18 +6,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from engine.api_compare import (
     Changes,
     CompareBlock,
-    ComparePair,
     CompareRequest,
     KernelDelta,
     SideFigures,
 )
 from engine.knob_kinds import Knob
-from engine.measure.stats import tukey_marks
 
 BASE, CANDIDATE = "base", "candidate"
 SIDES = (BASE, CANDIDATE)
@@ -41,7 +39,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is compared, and where."""
+    """What is compared, and where. settles: a flip makes something anew, an untimed answer has to follow it."""
 
     switches: tuple[Knob, ...]  # whose values differ between the sides
     base: Changes  # values that differ from their defaults
@@ -51,6 +49,7 @@ class Setting:
     model_path: str
     weight_format: str
     threads: int
+    settles: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +82,8 @@ class Evidence:
         return "ms_per_token" if proposes else "ms_per_round"
 
     def complete(self) -> tuple[Measured, ...]:
-        """The timed runs of pairs that have both sides of every workload."""
-        full = 2 * len(self.workloads())
+        """The timed runs of pairs that have every repeat of both sides of every workload."""
+        full = 2 * len(self.workloads()) * max(1, self.request.repeats)
         sizes = Counter(each.block.pair_index for each in self.measured)
         return tuple(each for each in self.measured if sizes[each.block.pair_index] == full)
 
@@ -133,28 +132,6 @@ def pooled(blocks: Iterable[CompareBlock], metric: str) -> float | None:
 def round_tokens(block: CompareBlock) -> int:
     """Tokens that rounds gave: the first one of an answer comes from the prompt pass."""
     return max(0, block.tokens - 1)
-
-
-def pairs_of(
-    blocks: Iterable[CompareBlock], metric: str, workload: str = POOL
-) -> tuple[ComparePair, ...]:
-    """The pairs of a workload, or of all of them pooled, with outliers marked."""
-    by_pair: dict[int, dict[str, list[CompareBlock]]] = {}
-    for block in blocks:
-        if workload in (POOL, block.workload):
-            sides = by_pair.setdefault(block.pair_index, {side: [] for side in SIDES})
-            sides[block.side].append(block)
-    found = []
-    for index, sides in sorted(by_pair.items()):
-        base, candidate = (pooled(sides[side], metric) for side in SIDES)
-        if base and candidate:
-            order = "AB" if sides[BASE][0].order_in_pair == 0 else "BA"
-            ratio = math.log(candidate / base)
-            found.append(ComparePair(index, order, base, candidate, ratio, workload))
-    if not found:
-        return ()
-    marks = tukey_marks([pair.log_ratio for pair in found])
-    return tuple(replace(pair, outlier=mark) for pair, mark in zip(found, marks, strict=True))
 
 
 def side_figures(evidence: Evidence, side: str, knobs: Changes) -> SideFigures | None:

@@ -10,9 +10,10 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from engine.api_compare import Changes, CompareBlock, CompareReport, SideFigures
-from engine.measure.ab_evidence import BASE, CANDIDATE, POOL, SIDES, UNACCOUNTED, pairs_of
+from engine.api_compare import Changes, CompareBlock, ComparePair, CompareReport, SideFigures
+from engine.measure.ab_evidence import BASE, CANDIDATE, POOL, SIDES, UNACCOUNTED
 from engine.measure.ab_evidence import round_tokens as _round_tokens
+from engine.measure.ab_pairs import pairs_of
 from engine.measure.export_csv import KNOB_COLUMN
 from engine.measure.stats import median_interval, percent, signflip_p
 
@@ -70,7 +71,7 @@ def compare_rows(report: CompareReport, test_time: str | None) -> list[dict[str,
     rows = []
     for workload in (POOL, *(row.workload for row in report.workloads)):
         for metric, unit, better in _METRICS:
-            pairs = pairs_of(blocks, metric, workload)
+            pairs = _pairs(report, blocks, metric, workload)
             headline = (workload, metric) == (POOL, report.metric)
             if not pairs and not headline:
                 continue
@@ -89,6 +90,9 @@ def compare_rows(report: CompareReport, test_time: str | None) -> list[dict[str,
                     "tokens_identical": report.tokens_identical,
                     "engaged_differs": report.engaged_differs,
                     "reloaded": report.reloaded,
+                    "estimator": report.estimator,
+                    "repeats": report.request.repeats or None,
+                    "interrupted_pct": report.interrupted_pct,
                     **_pair_columns([pair.log_ratio for pair in pairs]),
                     "base_median": _median(pair.base_ms for pair in pairs),
                     "cand_median": _median(pair.candidate_ms for pair in pairs),
@@ -122,6 +126,17 @@ def delta_rows(report: CompareReport) -> list[dict[str, Any]]:
 def settings_text(changes: Iterable[Sequence[str]]) -> str:
     """Changes as NAME=VALUE, comma separated."""
     return ",".join(f"{name}={value}" for name, value in changes)
+
+
+def _pairs(
+    report: CompareReport, blocks: Sequence[CompareBlock], metric: str, workload: str
+) -> tuple[ComparePair, ...]:
+    """Those of the report where it has them, so that a stored run keeps the figures it was judged by."""
+    if metric != report.metric:
+        return pairs_of(blocks, metric, workload)
+    return tuple(
+        pair for pair in (*report.pairs, *report.workload_pairs) if pair.workload == workload
+    )
 
 
 def _block_columns(block: CompareBlock) -> dict[str, Any]:
@@ -158,6 +173,8 @@ def _block_columns(block: CompareBlock) -> dict[str, Any]:
         "achieved_gbps": block.bytes_per_round / mean / 1e6 if mean else None,
         "tokens_sha256_12": block.tokens_sha256_12,
         "finish_reason": block.finish_reason,
+        "repeat": block.repeat,
+        "interrupted_rounds": len(block.interrupted),
     }
 
 

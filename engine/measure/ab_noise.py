@@ -31,8 +31,8 @@ class NoiseStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def recent(self, key: str) -> Noise | None:
-        """What was measured within the last hour, if anything was."""
+    def recent(self, key: str, *, pairs: int = 1) -> Noise | None:
+        """What was measured within the last hour, if anything was with so many pairs."""
         try:
             values = json.loads((self._folder / f"{key}.json").read_text("utf-8"))
             age_s = time.time() - float(values["measured_s"])
@@ -40,7 +40,7 @@ class NoiseStore:
             known = values["schema_version"] == SCHEMA_VERSION
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
-        if not known or not ratios or not all(map(math.isfinite, ratios)):
+        if not known or len(ratios) < pairs or not all(map(math.isfinite, ratios)):
             return None
         if not 0 <= age_s <= KEPT_S:
             return None

@@ -16,10 +16,10 @@ from engine.measure.ab_evidence import (
     SIDES,
     Evidence,
     kernel_deltas,
-    pairs_of,
     pooled,
     side_figures,
 )
+from engine.measure.ab_pairs import estimator_words, interrupted_share, pairs_of
 from engine.measure.stats import (
     ALPHA,
     bootstrap_interval,
@@ -27,6 +27,7 @@ from engine.measure.stats import (
     noise_floor,
     pairs_for,
     percent,
+    shown_effect,
     signflip_p,
     signs_of,
     smallest_effect,
@@ -34,6 +35,7 @@ from engine.measure.stats import (
 )
 
 _KEEPS_TEXT = ("identical", "proposes-only")
+_WORTH_SAYING = 0.05  # of the rounds interrupted
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ def build_report(
     pairs = pairs_of(blocks, evidence.metric)
     figures = figures_of(pairs, evidence)
     verdict, reason = judge(evidence, figures)
+    interrupted = interrupted_share(blocks)
     return CompareReport(
         verdict=verdict,
         reason=reason,
@@ -102,6 +105,8 @@ def build_report(
         notes=_notes(evidence, pairs),
         base_knobs=setting.base,
         candidate_knobs=setting.candidate,
+        estimator=estimator_words(max(1, request.repeats)),
+        interrupted_pct=None if interrupted is None else 100 * interrupted,
     )
 
 
@@ -116,7 +121,7 @@ def figures_of(pairs: tuple[ComparePair, ...], evidence: Evidence) -> Figures:
     spread = spread_of(ratios)
     smallest = more = None
     if n > 1:
-        smallest = max(smallest_effect(spread, n), floor or 0.0)
+        smallest = max(smallest_effect(spread, n), shown_effect(floor or 0.0, spread, n))
         needed = pairs_for(median, spread) if abs(median) > (floor or 0.0) else None
         more = needed - n if needed and needed > n else None
     return Figures(
@@ -279,6 +284,16 @@ def _notes(evidence: Evidence, pairs: tuple[ComparePair, ...]) -> tuple[str, ...
     if evidence.setting.reloads:
         notes.append(
             "The model was loaded anew for each side, with an untimed answer behind every load."
+        )
+    elif evidence.setting.settles:
+        notes.append(
+            "A flip starts other workers and records the passes anew; an untimed answer follows it."
+        )
+    interrupted = interrupted_share(evidence.blocks())
+    if interrupted is not None and interrupted >= _WORTH_SAYING:
+        notes.append(
+            f"Other programs interrupted {100 * interrupted:.0f} % of the rounds. The verdict is on the rest; "
+            "the mean figures of the two sides are of all."
         )
     if evidence.request.forced:
         notes.append("Both sides followed one given text: the times are those of its rounds.")

@@ -44,6 +44,7 @@ RUN_COLUMNS = _names(
     mem_reserved_bytes mem_free_bytes gpu_temp_c sm_clock_mhz power_w tokens_sha256_12 finish_reason ui_mode
     error
     suite rows threads peer ms_per_round_min ms_per_round_max roof_gbps gflops peak_gflops tokens_per_s
+    repeat interrupted_rounds
     """
 )
 KERNEL_COLUMNS = _names(
@@ -57,6 +58,7 @@ COMPARE_COLUMNS = _names(
     schema_version comparison_id test_time label workload metric unit better base_label cand_label n_pairs
     base_median cand_median ratio_median delta_pct ci95_low_pct ci95_high_pct p_signflip noise_floor_pct
     min_effect_pct smallest_resolvable_pct tokens_identical engaged_differs reloaded verdict reason
+    estimator repeats interrupted_pct
     """
 )
 KNOB_COLUMN = "knob:"  # before the name of a switch whose value differs within a file

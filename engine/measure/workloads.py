@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.api_compare import FEWEST_PAIRS, MOST_PAIRS, WORKLOADS, CompareRequest
+from engine.api_compare import FEWEST_PAIRS, MOST_PAIRS, MOST_REPEATS, WORKLOADS, CompareRequest
 from engine.errors import RondoError, UsageError
 from engine.paths import workloads_file
 
@@ -46,6 +46,11 @@ def check_request(request: CompareRequest) -> None:
         FEWEST_PAIRS <= request.pairs <= MOST_PAIRS,
         f"{request.pairs} pairs are not accepted.",
         f"Use {FEWEST_PAIRS} to {MOST_PAIRS}: fewer cannot reach p 0.05.",
+    )
+    _require(
+        0 <= request.repeats <= MOST_REPEATS,
+        f"{request.repeats} repeats are not accepted.",
+        f"Use 1 to {MOST_REPEATS}, or 0 to let the length of the answers decide.",
     )
     _require(
         8 <= request.tokens <= MOST_TOKENS,

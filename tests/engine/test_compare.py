@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ from engine.spec.drafters import Drafters
 from engine.spec.lookup_memory import Memory
 
 FLIP = {"QWEN38_VERIFY_GRAPH": "0"}
-SHORT = {"workload": "prompt", "prompt": "Why?", "tokens": 8, "pairs": 6}
+SHORT = {"workload": "prompt", "prompt": "Why?", "tokens": 8, "pairs": 6, "repeats": 1}
 PATIENCE_S = 60.0
 
 
@@ -194,6 +195,47 @@ def test_two_percent_in_the_verify_pass_is_found_through_the_whole_path(
     assert report.verdict == verdict
     assert report.ratio_median == pytest.approx(1 + planted, abs=0.006)
     assert report.base.ms_per_round == pytest.approx(10, rel=0.01)
+
+
+def test_rounds_in_which_the_system_took_the_processor_are_marked(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One reading before the answer, one behind each round; it grows before the second and fourth."""
+    counts = [7, 7, 8, 8, 11, *[11] * 30]
+    readings = iter(counts)
+    monkeypatch.setattr("engine.measure.ab_engine.interruptions", lambda: next(readings))
+    request = CompareRequest(**SHORT)
+    [work] = workloads_of(replace(request, tokens=24))
+    sides = EngineSides(engine, request)
+    one = sides.run("base", work, pair=1, order=0, repeat=2, cancel=threading.Event())
+    assert one.block.rounds > 4
+    assert one.block.interrupted == (1, 3)
+    assert one.block.repeat == 2
+
+
+def test_nothing_is_recorded_in_timed_answers_behind_a_flip_that_starts_workers(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other threads need other recordings, which are made in an untimed answer."""
+    stage, recorded = "", []
+    backend, real = engine._backend, engine._backend._record
+
+    def record(key: object) -> object:
+        recorded.append(stage)
+        return real(key)
+
+    def on_progress(progress: CompareProgress) -> None:
+        nonlocal stage
+        stage = progress.stage
+
+    monkeypatch.setattr(backend, "_record", record)
+    request = CompareRequest(candidate={"QWEN38_CPU_THREADS": "2"}, **SHORT)
+    report = compare_on(engine, request, on_progress=on_progress)
+    assert report.n_pairs == 6
+    assert any("an untimed answer follows it" in note for note in report.notes)
+    assert any(name.startswith("pair 6") for name in recorded)
+    timed = [name for name in recorded if not name.endswith(", warming")]
+    assert {name.partition(" ")[0] for name in timed} == {"warming"}
 
 
 def test_a_program_compares_on_the_engine_itself(engine: Engine) -> None:

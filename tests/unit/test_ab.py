@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import itertools
 import math
+import statistics
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,10 +19,14 @@ from engine.errors import NumericsError, UsageError
 from engine.fake_compare import CompareScript, ScriptedSides
 from engine.measure.ab import NOISE_PAIRS, CompareStopped, run_ab
 from engine.measure.ab_noise import NoiseStore
+from engine.measure.ab_pairs import SETTLING_ROUNDS
 from engine.measure.workloads import CLASSES, workloads_of
 
 FLIP = {"QWEN38_VERIFY_GRAPH": "0"}
 STEADY = CompareScript()
+WARM = (
+    8 + 8 * NOISE_PAIRS + 8
+)  # answers before the pairs that count, of four prompts without repeats
 MACHINE = {"cpu_model": "simulated", "cores_available": 1, "code_sha256_12": "0" * 12}
 
 
@@ -39,7 +44,7 @@ def compare(
     cancel: threading.Event | None = None,
     **changes: object,
 ) -> CompareReport:
-    request = replace(CompareRequest(candidate=FLIP, tokens=64), **changes)
+    request = replace(CompareRequest(candidate=FLIP, tokens=64, repeats=1), **changes)
     sides = sides or ScriptedSides(request, script)
     return run_ab(
         request,
@@ -75,7 +80,7 @@ def test_a_faster_candidate_is_better_and_the_figures_agree(store: NoiseStore) -
 
 
 def test_pairs_alternate_and_swap_their_order(store: NoiseStore) -> None:
-    request = CompareRequest(candidate=FLIP, tokens=64, workload="copy")
+    request = CompareRequest(candidate=FLIP, tokens=64, repeats=1, workload="copy")
     sides = ScriptedSides(request, CompareScript())
     report = compare(store, sides=sides, workload="copy")
     assert [pair.order for pair in report.pairs] == ["AB", "BA"] * 5
@@ -97,9 +102,11 @@ def test_a_pair_is_the_pool_of_its_blocks(store: NoiseStore) -> None:
                 ms
                 for block in report.blocks
                 if (block.pair_index, block.side) == (pair.index, side)
-                for ms in block.round_ms
+                for ms in block.round_ms[SETTLING_ROUNDS:]
             ]
-            assert ms == pytest.approx(math.fsum(times) / len(times), rel=1e-12)
+            assert ms == pytest.approx(
+                math.fsum(times) / len(times), rel=1e-3
+            )  # prompts weigh alike
         assert pair.log_ratio == pytest.approx(math.log(pair.candidate_ms / pair.base_ms))
 
 
@@ -137,6 +144,82 @@ def test_two_percent_slower_is_called_worse_in_9_of_10_runs(tmp_path: Path) -> N
     assert verdicts.count("worse") >= 9
 
 
+BUSY = CompareScript(effect_pct=2.0, noise_pct=1.0, interrupted_pct=30.0)
+
+
+def test_on_a_busy_machine_a_against_a_is_still_resolved_in_at_most_3_of_40_runs(
+    tmp_path: Path,
+) -> None:
+    """Three rounds of ten last a time slice longer, which has nothing to do with either side."""
+    reports = [
+        compare(
+            NoiseStore(tmp_path / str(seed)),
+            replace(BUSY, effect_pct=0.0, seed=seed),
+            candidate={},
+            workload="copy",
+            repeats=3,
+        )
+        for seed in range(40)
+    ]
+    assert [report.verdict for report in reports].count("not resolved") >= 37
+    assert all(25 < report.interrupted_pct < 35 for report in reports)
+    assert all("Other programs interrupted" in " ".join(report.notes) for report in reports)
+
+
+def test_on_a_busy_machine_two_percent_slower_is_called_worse_in_9_of_10_runs(
+    tmp_path: Path,
+) -> None:
+    reports = [
+        compare(
+            NoiseStore(tmp_path / str(seed)),
+            replace(BUSY, seed=200 + seed),
+            workload="copy",
+            repeats=3,
+        )
+        for seed in range(10)
+    ]
+    assert [report.verdict for report in reports].count("worse") >= 9
+    medians = [100 * (report.ratio_median - 1) for report in reports]
+    assert statistics.fmean(medians) == pytest.approx(2.0, abs=0.3)
+
+
+def test_repeats_alternate_and_all_of_them_make_a_pair(store: NoiseStore) -> None:
+    report = compare(store, workload="copy", repeats=3)
+    assert len(report.blocks) == 10 * 3 * 2
+    first = [(b.repeat, b.order_in_pair, b.side) for b in report.blocks[:6]]
+    assert first == [
+        (0, 0, "base"), (0, 1, "candidate"), (1, 0, "candidate"), (1, 1, "base"), (2, 0, "base"),
+        (2, 1, "candidate"),
+    ]  # fmt: skip
+    second = [b.side for b in report.blocks[6:12]]
+    assert second == ["candidate", "base", "base", "candidate", "candidate", "base"]
+    assert [pair.order for pair in report.pairs] == ["AB", "BA"] * 5
+    assert "median of its 3 repeats" in report.estimator
+
+
+def test_the_warm_up_decides_how_often_answers_repeat(store: NoiseStore) -> None:
+    """Five rounds of 12 ms: ten of them would be 600 ms, the most are nine."""
+    report = compare(store, workload="copy", tokens=16, repeats=0)
+    assert report.request.repeats == 9
+    assert len(report.blocks) == 10 * 9 * 2
+
+
+def test_a_cancel_inside_a_repeat_keeps_the_pairs_before_it(store: NoiseStore) -> None:
+    cancel = threading.Event()
+    request = CompareRequest(candidate=FLIP, tokens=64, workload="copy", repeats=3)
+    sides = ScriptedSides(request, CompareScript())
+    runs = 2 + 6 * NOISE_PAIRS + 2 + 6 * 6 + 4
+    sides._on_round = lambda ms, committed: cancel.set() if sides.runs > runs else None
+    report = compare(store, sides=sides, cancel=cancel, workload="copy", repeats=3)
+    assert (report.n_pairs, len(report.blocks)) == (6, 6 * 6 + 4)
+
+
+def test_a_floor_of_fewer_pairs_is_measured_again(store: NoiseStore) -> None:
+    compare(store, pairs=6)
+    assert "10 pairs, in this run" in compare(store).noise_source
+    assert "10 pairs, 0 min before" in compare(store, pairs=6).noise_source
+
+
 def test_noise_is_not_called_a_difference_and_the_reason_says_what_would_be(
     store: NoiseStore,
 ) -> None:
@@ -158,7 +241,7 @@ def test_a_steady_difference_below_the_floor_is_not_called(store: NoiseStore) ->
 def test_the_noise_is_measured_once_an_hour(store: NoiseStore, tmp_path: Path) -> None:
     first = compare(store)
     assert "in this run" in first.noise_source
-    request = CompareRequest(candidate=FLIP, tokens=64)
+    request = CompareRequest(candidate=FLIP, tokens=64, repeats=1)
     sides = ScriptedSides(request, CompareScript(seed=9))
     second = compare(store, sides=sides)
     assert "min before" in second.noise_source
@@ -216,16 +299,16 @@ def test_equal_settings_are_no_fault(store: NoiseStore) -> None:
     ("runs", "verdict", "words", "pairs"),
     [
         (3, "cancelled", "before a pair was complete", 0),
-        (8 + 48 + 8 + 3, "cancelled", "before a pair was complete", 0),
-        (8 + 48 + 8 + 4 * 8 + 3, "not resolved", "Cancelled after 4 pairs", 4),
-        (8 + 48 + 8 + 7 * 8 + 5, "better", "after 7 of 10 pairs", 7),
+        (WARM + 3, "cancelled", "before a pair was complete", 0),
+        (WARM + 4 * 8 + 3, "not resolved", "Cancelled after 4 pairs", 4),
+        (WARM + 7 * 8 + 5, "better", "after 7 of 10 pairs", 7),
     ],
 )
 def test_a_cancel_keeps_the_complete_pairs(
     store: NoiseStore, runs: int, verdict: str, words: str, pairs: int
 ) -> None:
     cancel = threading.Event()
-    request = CompareRequest(candidate=FLIP, tokens=64)
+    request = CompareRequest(candidate=FLIP, tokens=64, repeats=1)
     sides = ScriptedSides(request, CompareScript())
     sides._on_round = lambda ms, committed: cancel.set() if sides.runs > runs else None
     report = compare(store, sides=sides, cancel=cancel)
@@ -236,10 +319,8 @@ def test_a_cancel_keeps_the_complete_pairs(
 
 def test_an_error_keeps_the_complete_pairs_and_restores(store: NoiseStore) -> None:
     error = NumericsError("Layer 5 gave a NaN.", kept="The model stays.", next_step="Look at it.")
-    request = CompareRequest(candidate=FLIP, tokens=64)
-    sides = ScriptedSides(
-        request, CompareScript(fail_after_runs=8 + 48 + 8 + 3 * 8 + 2, error=error)
-    )
+    request = CompareRequest(candidate=FLIP, tokens=64, repeats=1)
+    sides = ScriptedSides(request, CompareScript(fail_after_runs=WARM + 3 * 8 + 2, error=error))
     with pytest.raises(CompareStopped) as caught:
         compare(store, sides=sides)
     assert caught.value.partial.n_pairs == 3
@@ -253,7 +334,7 @@ def test_reloads_happen_once_a_side_change_and_answers_behind_them_are_untimed(
     store: NoiseStore,
 ) -> None:
     request = CompareRequest(
-        candidate={"QWEN38_CPU_ISA": "portable"}, tokens=64, workload="copy", pairs=6
+        candidate={"QWEN38_CPU_ISA": "portable"}, tokens=64, workload="copy", pairs=6, repeats=1
     )
     sides = ScriptedSides(request, CompareScript())
     report = compare(store, sides=sides, candidate=request.candidate, workload="copy", pairs=6)
@@ -263,8 +344,8 @@ def test_reloads_happen_once_a_side_change_and_answers_behind_them_are_untimed(
     changes = sum(one != other for one, other in itertools.pairwise(names))
     # Warming, back for the noise, both sides of the uncounted pair, then one a pair.
     assert changes == 1 + 1 + 2 + 6
-    assert sum(fresh for _, fresh in sides.entered) == NOISE_PAIRS
-    assert sides.runs == 2 + 4 * (NOISE_PAIRS + 1 + 6)
+    assert sum(fresh for _, fresh in sides.entered) == 6
+    assert sides.runs == 2 + 4 * (6 + 1 + 6)
     assert len(report.blocks) == 12
 
 
@@ -272,19 +353,21 @@ def test_progress_counts_pairs_and_guesses_what_is_left(store: NoiseStore) -> No
     seen: list[CompareProgress] = []
     report = compare(store, on_progress=seen.append, workload="copy")
     assert [p.done_pairs for p in seen] == sorted(p.done_pairs for p in seen)
-    assert seen[0].left_s is None
+    assert (
+        seen[0].left_s is seen[1].left_s is None
+    )  # how often answers repeat is decided behind these
     assert seen[-1].done_pairs == 9
     assert seen[-1].pairs == report.pairs[:9] or len(seen[-1].pairs) == 9
-    assert all(p.left_s >= 0 for p in seen[1:])
+    assert all(p.left_s >= 0 for p in seen[2:])
     stages = [p.stage for p in seen]
     assert "warming the base" in stages[0]
-    assert any(stage.startswith("noise of the base against itself, 6 of 6") for stage in stages)
+    assert any(stage.startswith("noise of the base against itself, 10 of 10") for stage in stages)
     assert stages[-1] == "pair 10 of 10: copy, base"
 
 
 def test_no_garbage_is_collected_inside_an_answer(store: NoiseStore) -> None:
     states = []
-    request = CompareRequest(candidate=FLIP, tokens=64, workload="copy")
+    request = CompareRequest(candidate=FLIP, tokens=64, repeats=1, workload="copy")
     sides = ScriptedSides(request, CompareScript(), lambda ms, n: states.append(gc.isenabled()))
     assert gc.isenabled()
     compare(store, sides=sides, workload="copy")
@@ -297,6 +380,8 @@ def test_no_garbage_is_collected_inside_an_answer(store: NoiseStore) -> None:
     [
         ({"pairs": 5}, "5 pairs"),
         ({"pairs": 201}, "201 pairs"),
+        ({"repeats": 26}, "26 repeats"),
+        ({"repeats": -1}, "-1 repeats"),
         ({"tokens": 7}, "7 tokens"),
         ({"workload": "prose"}, "'prose' is not a workload"),
         ({"workload": "prompt"}, "empty"),
@@ -313,9 +398,9 @@ def test_a_request_that_measures_nothing_is_refused(changes: dict[str, object], 
 
 
 def test_an_outlier_is_marked_and_kept(store: NoiseStore) -> None:
-    request = CompareRequest(candidate=FLIP, tokens=64, workload="copy")
+    request = CompareRequest(candidate=FLIP, tokens=64, repeats=1, workload="copy")
     sides = ScriptedSides(request, CompareScript(effect_pct=3.0, noise_pct=0.1))
-    late = 2 + 12 + 2 + 2 * 4
+    late = 2 + 2 * NOISE_PAIRS + 2 + 2 * 4
 
     class Hiccup:
         setting = sides.setting

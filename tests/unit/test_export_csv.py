@@ -38,7 +38,7 @@ def test_schema_starts_with_its_version_and_names_no_column_twice() -> None:
     for columns in (RUN_COLUMNS, KERNEL_COLUMNS):
         assert columns[0] == "schema_version"
         assert len(set(columns)) == len(columns)
-    assert RUN_COLUMNS[-10:-8] == ("suite", "rows")
+    assert RUN_COLUMNS[-12:-10] == ("suite", "rows")
     assert {"ms_per_round_median", "achieved_gbps", "roof_gbps", "peer"} <= set(RUN_COLUMNS)
 
 

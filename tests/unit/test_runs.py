@@ -35,7 +35,9 @@ MACHINE = {"cpu_model": "simulated", "code_sha256_12": "0" * 12, "git_dirty": Fa
 
 def make_report(folder: Path, effect_pct: float = 3.0, **changes: object) -> CompareReport:
     request = replace(
-        CompareRequest(candidate={"QWEN38_VERIFY_GRAPH": "0"}, tokens=32, workload="copy"),
+        CompareRequest(
+            candidate={"QWEN38_VERIFY_GRAPH": "0"}, tokens=32, workload="copy", repeats=1
+        ),
         **changes,
     )
     sides = ScriptedSides(request, CompareScript(effect_pct=effect_pct))
