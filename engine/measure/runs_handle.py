@@ -51,7 +51,12 @@ class StoredRuns:
 
 
 def keep_report(store: RunStore, report: CompareReport) -> CompareReport:
-    """The stored report with its run id, or the report with the reason why it was not stored."""
+    """The stored report with its run id, or the report with the reason why it was not stored.
+
+    One that ended before a pair was complete has no answer, and is not stored.
+    """
+    if report.verdict == "cancelled":
+        return replace(report, not_stored="No pair was complete, so there is no run to store.")
     try:
         return store.save_compare(report)
     except RunStoreError as error:

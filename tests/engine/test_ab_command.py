@@ -20,6 +20,7 @@ from engine.fake_compare import CompareScript, ScriptedSides
 from engine.measure.ab import run_ab
 from engine.measure.ab_noise import NoiseStore
 from engine.measure.export_csv import ExportError
+from engine.measure.runs import RunStore
 from engine.measure.workloads import workloads_of
 from engine.paths import data_dir
 
@@ -39,7 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def short(model: str) -> list[str]:
-    words = ["--prompt", "the pace", "--tokens", "8", "--context", "300"]
+    words = ["--prompt", "the pace", "--tokens", "8", "--repeats", "1", "--context", "300"]
     return ["--model", model, "--threads", "1", *words]
 
 
@@ -140,7 +141,7 @@ def test_an_invalid_comparison_is_a_gate_that_did_not_hold(
     assert "changed nothing here" in values["reason"]
 
 
-def test_a_cancel_before_a_pair_fails_and_stores_what_there_is(
+def test_a_cancel_before_a_pair_fails_and_stores_nothing(
     capsys: pytest.CaptureFixture[str], short: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cancel = threading.Event()
@@ -156,6 +157,11 @@ def test_a_cancel_before_a_pair_fails_and_stores_what_there_is(
     code, values = run_json(capsys, "ab", *short, "--candidate", FLIP, "--pairs", "6")
     assert (code, values["verdict"]) == (FAILED, "cancelled")
     assert values["reason"] == "Cancelled before a pair was complete."
+    assert (values["run_id"], values["not_stored"]) == (
+        "",
+        "No pair was complete, so there is no run to store.",
+    )
+    assert RunStore().list() == ()
 
 
 @pytest.mark.parametrize(

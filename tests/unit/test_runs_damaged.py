@@ -96,6 +96,7 @@ def test_a_run_that_is_whole_is_read(store: RunStore) -> None:
 @dataclass(frozen=True)
 class Report:
     not_stored: str = ""
+    verdict: str = "worse"
     pairs: int = 6
 
 
