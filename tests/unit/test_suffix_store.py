@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -181,7 +182,8 @@ from engine.spec.suffix_store import StoreOptions, SuffixStore
 first = int(sys.argv[2])
 troubles = []
 store = SuffixStore(sys.argv[1], tokenizer_sha256=sys.argv[3], vocab_size=1000,
-                    options=StoreOptions(rebuild_tokens=100), on_trouble=troubles.append)
+                    options=StoreOptions(rebuild_tokens=100, most_tokens=int(sys.argv[4])),
+                    on_trouble=troubles.append)
 for each in range(150):
     store.finish([], [first, *range(each, each + 1 + each % 7)])
 store.wait()
@@ -192,7 +194,7 @@ sys.exit(bool(troubles))
 def test_two_processes_append_at_once(tmp_path: Path, opened: Opened) -> None:
     folder = tmp_path / "s"
     command = [sys.executable, "-c", APPENDER, str(folder)]
-    running = [subprocess.Popen([*command, first, SHA]) for first in ("901", "902")]
+    running = [subprocess.Popen([*command, first, SHA, "9999"]) for first in ("901", "902")]
     assert [each.wait(120) for each in running] == [0, 0]
     documents: dict[int, list[list[int]]] = {901: [], 902: []}
     document: list[int] = []
@@ -208,6 +210,34 @@ def test_two_processes_append_at_once(tmp_path: Path, opened: Opened) -> None:
     finish(store, [903])
     assert sorted(store.continuations([901, 149], 9)) == [(150, 151)]
     assert sorted(store.continuations([146, 147], 1)) == [(148,)] * 6  # 144, 145, 146
+
+
+def test_two_processes_append_while_the_oldest_half_goes(tmp_path: Path, opened: Opened) -> None:
+    """Documents stay whole, nothing is dropped that is new, and a third process finds only what was written."""
+    folder = tmp_path / "s"
+    store = opened(folder, EAGER)
+    command = [sys.executable, "-c", APPENDER, str(folder)]
+    running = [subprocess.Popen([*command, first, SHA, "400"]) for first in ("901", "902")]
+    found: set[tuple[int, ...]] = set()
+    while any(each.poll() is None for each in running):
+        found.update(opened(folder, StoreOptions(read_only=True)).continuations([901], 9))
+        time.sleep(0.05)
+    assert [each.wait(120) for each in running] == [0, 0]
+    assert note(folder)["generation"] > 3
+    tokens = on_disk(folder)
+    ends = [at for at, token in enumerate(tokens) if token == END]
+    documents = [tokens[at + 1 : end] for at, end in zip([-1, *ends], ends, strict=False)]
+    assert ends[-1] + 1 == len(tokens) < 400
+    assert documents
+    for first in {document[0] for document in documents}:
+        steps = [document[1] for document in documents if document[0] == first]
+        assert steps == list(range(steps[0], 150))
+    for first, each, *rest in documents:
+        assert first in (901, 902)
+        assert rest == list(range(each + 1, each + 1 + each % 7))
+    assert all(line == tuple(range(line[0], line[0] + len(line))) for line in found)
+    finish(store, [903, 5])
+    assert on_disk(folder)[-3:] == [903, 5, END]
 
 
 def test_another_process_that_holds_the_lock_costs_the_answer_nothing(
