@@ -37,7 +37,7 @@ from engine.errors import NumericsError, PromptError, RondoError
 from engine.fake_compare import FakeCompares
 from engine.fake_knobs import FakeKnobs
 from engine.fake_script import CONTEXT_LIMIT, ROOF_GBPS, SCRIPTS, Script
-from engine.fake_stream import TextStream, pieces_of
+from engine.fake_stream import TextStream, generation_of, pieces_of
 from engine.hardware import OwnProcess
 
 
@@ -234,7 +234,8 @@ class FakeEngine(FakeKnobs, FakeCompares):
         except _Cancel:
             self._events.put(
                 Finished(
-                    request_id, _figures(stream, "cancelled", self._now.prompt_tokens, [], 0, 0)
+                    request_id,
+                    generation_of(stream, "cancelled", self._now.prompt_tokens, [], 0, 0),
                 )
             )
         except RondoError as error:
@@ -306,7 +307,9 @@ class FakeEngine(FakeKnobs, FakeCompares):
                 self._update(thinking=True)
             self._update(tokens_out=out, context_tokens=self._now.prompt_tokens + out)
         prefill_tps = self._now.prompt_tokens / prefill_s if prefill_s > 0 else None
-        return _figures(stream, reason, self._now.prompt_tokens, rows, ttft_s * 1e3, prefill_tps)
+        return generation_of(
+            stream, reason, self._now.prompt_tokens, rows, ttft_s * 1e3, prefill_tps
+        )
 
     def _round(self, request_id: int, committed: int, drafted: int) -> float:
         marks = [time.monotonic()]
@@ -358,42 +361,3 @@ class FakeEngine(FakeKnobs, FakeCompares):
     def _state(self, state: str) -> None:
         self._update(state=state, memory_bytes=self._process.resident_bytes())
         self._events.put(StateChanged(state))
-
-
-def _figures(
-    stream: TextStream,
-    reason: str,
-    prompt_tokens: int,
-    rows: list[tuple[int, int, int, float]],
-    ttft_ms: float,
-    prefill_tps: float | None,
-) -> Generation:
-    raw = stream.text()
-    reasoning, mark, text = raw.partition("</think>")
-    if not raw.startswith("<think>"):
-        reasoning, text = "", raw
-    elif not mark:
-        text = ""
-    tokens, drafted, accepted, total_ms = (
-        (sum(column) for column in zip(*rows, strict=True)) if rows else (0, 0, 0, 0.0)
-    )
-    return Generation(
-        text=text.lstrip("\n"),
-        reasoning=reasoning.removeprefix("<think>").strip("\n"),
-        token_ids=(),
-        prompt_tokens=prompt_tokens,
-        dropped_prompt_tokens=0,
-        finish_reason=reason,
-        rounds=len(rows),
-        drafted_tokens=drafted,
-        accepted_tokens=accepted,
-        tokens_per_round=tokens / len(rows) if rows else None,
-        acceptance_pct=100 * accepted / drafted if drafted else None,
-        ttft_ms=ttft_ms,
-        prefill_tps=prefill_tps or None,
-        decode_tps=tokens / total_ms * 1e3 if tokens > 1 else None,
-        round_ms_median=sorted(row[3] for row in rows)[len(rows) // 2] if rows else None,
-        bytes_per_round=None,
-        read_gbps=None,
-        roof_gbps=ROOF_GBPS,
-    )

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.errors import UnsupportedModelError
 from engine.model.block_config import CONV_TAPS, MAX_BLOCK, BlockConfig
-from engine.model.config import ConfigFields
+from engine.model.config_fields import ConfigFields
 
 ARCHITECTURE = "DFlash2DraftModel"
 _OTHERS = {

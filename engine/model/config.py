@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
-from engine.errors import CheckpointError, UnsupportedModelError
+from engine.errors import UnsupportedModelError
+from engine.model.config_fields import ConfigFields, shortened
 
 LINEAR = "linear_attention"
 FULL = "full_attention"
@@ -204,64 +204,6 @@ class ModelConfig:
         return model
 
 
-class ConfigFields:
-    """Typed reads of a config's fields; every failure names the file and the field."""
-
-    def __init__(self, values: Mapping[str, Any], file: str) -> None:
-        self.values = values
-        self.file = file
-
-    def get(self, name: str) -> Any:
-        return self.values.get(name)
-
-    def integer(self, name: str, largest: int, *, smallest: int = 1) -> int:
-        value = self._required(name)
-        if isinstance(value, bool) or not isinstance(value, int):
-            self.wrong(name, "a whole number", value)
-        if not smallest <= value <= largest:
-            self.wrong(name, f"a whole number from {smallest} to {largest}", value)
-        return value
-
-    def number(self, name: str, largest: float, value: Any = None) -> float:
-        value = self._required(name) if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            self.wrong(name, "a number", value)
-        if not (math.isfinite(value) and 0 < value <= largest):
-            self.wrong(name, f"a number above 0 and at most {largest:g}", value)
-        return float(value)
-
-    def boolean(self, name: str, value: Any) -> bool:
-        if not isinstance(value, bool):
-            self.wrong(name, "true or false", value)
-        return value
-
-    def _required(self, name: str) -> Any:
-        value = self.values.get(name)
-        if value is None:
-            raise CheckpointError(
-                f"{self.file}: the field {name} is missing.",
-                next_step="Use the config.json that was published with this model.",
-            )
-        return value
-
-    def wrong(self, name: str, expected: str, got: Any) -> NoReturn:
-        raise CheckpointError(
-            f"{self.file}: {name} must be {expected}, but is {_short(got)}.",
-            next_step="Use the config.json that was published with this model.",
-        )
-
-    def unsupported(self, name: str, expected: str, got: Any, next_step: str) -> NoReturn:
-        raise UnsupportedModelError(
-            f"{self.file}: {name} is {_short(got)}; this engine runs {expected}.",
-            next_step=next_step,
-        )
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
 def _text_part(config: Mapping[str, Any], file: str) -> Mapping[str, Any]:
     """The fields of the language model, after the model types have been accepted."""
     _accept_type(config.get("model_type"), "model_type", file)
@@ -283,7 +225,7 @@ def _accept_type(model_type: Any, field: str, file: str) -> None:
         if isinstance(model_type, str) and model_type.startswith(name):
             reason = f" It has {why}."
     raise UnsupportedModelError(
-        f"{file}: {field} is {_short(model_type)}; this engine runs {' and '.join(_SUPPORTED)}."
+        f"{file}: {field} is {shortened(model_type)}; this engine runs {' and '.join(_SUPPORTED)}."
         + reason,
         next_step="Open a dense model of the Qwen3.5, 3.6 or 3.8 family, such as Qwen3.8-27B.",
     )

@@ -109,10 +109,10 @@ def test_the_command_says_it_without_a_traceback(
 
 SCRIPT = """
 import resource, sys
-import psutil
 import engine.engine
 from engine.cli import main
-limit = psutil.Process().memory_info().vms + (64 << 20)
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + (64 << 20)
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 sys.exit(main(sys.argv[1:]))
 """
