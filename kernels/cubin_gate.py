@@ -18,7 +18,7 @@ import sys
 import tempfile
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -150,10 +150,19 @@ def find_tool(name: str) -> str | None:
     return next(filter(None, (shutil.which(name, path=place) for place in places)), None)
 
 
-def missing_tools() -> str:
-    """What the gate lacks on this machine, in words; empty when it can compile and read every target."""
+def missing_tools(targets: Collection[str] | None = None) -> str:
+    """What the gate lacks on this machine, in words; empty when it can compile and read the targets, or all."""
+    if targets is None:
+        targets = [path.stem for path in MANIFESTS.glob("*.toml")]
     lacking = [f"no {name}" for name in ("cuobjdump", "nvdisasm") if find_tool(name) is None]
-    needed = max(target_named(path.stem).nvcc for path in MANIFESTS.glob("*.toml"))
+    if reader := find_tool("nvdisasm"):
+        known = subprocess.run([reader, "--help"], capture_output=True, text=True, check=False)
+        for target in sorted(targets):
+            if not re.search(
+                rf"\b{target.upper().replace('_', '').removesuffix('A')}\b", known.stdout
+            ):
+                lacking.append(f"{reader} does not read {target}")
+    needed = max(target_named(target).nvcc for target in targets)
     try:
         version = nvcc_version(find_nvcc())
         if version < needed:
@@ -278,7 +287,7 @@ def main(argv: list[str] | None = None) -> int:
     known = sorted(path.stem for path in MANIFESTS.glob("*.toml"))
     parser.add_argument("--target", action="append", choices=known, help="default: every manifest")
     arguments = parser.parse_args(argv)
-    lacking = missing_tools()
+    lacking = missing_tools(arguments.target)
     if lacking:
         print(f"not available: {lacking}", file=sys.stderr)
         return 1

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # Everything that only a GPU can show, in one run of less than ten minutes: builds, checks, agreement, read rates,
 # rounds. Needs a Python with PyTorch and nvcc; installs nothing. Writes one JSON or log file a stage to OUT
-# (default: a new folder) and ends with a short table. A stage whose part of the engine is not there says so.
+# (default: a new folder), all their figures to summary.json there, and ends with a short table. A stage that this
+# machine lacks something for says what.
 #
 #   PYTHON=python3 OUT=folder bash ops/gpu_check.sh [--sweep]
 #
@@ -20,7 +21,7 @@ SWEEP=""
 case ${1:-} in
   "") ;;
   --sweep) SWEEP=--sweep ;;
-  *) sed -n '3,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
+  *) sed -n '3,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
 esac
 mkdir -p "$OUT" || exit 1
 cd "$ROOT" || exit 1
@@ -30,9 +31,10 @@ say() { printf 'gpu_check: %s\n' "$*" >&2; }
 record() { printf '%s\t%s\t%s\t%s\n' "$@" >>"$OUT/stages.tsv"; }
 
 # stage NAME LIMIT_S COMMAND...: standard output to NAME.json, the rest to NAME.log. Exit code 2 means that the
-# command does not know what it is asked (that part is not there yet), 124 that it took too long.
+# command does not know what it is asked (that part is not there yet), 124 or 137 that it took too long. The limits
+# add up to more than BUDGET_S: a stage gets what is left, so those that matter most come first.
 stage() {
-  local name=$1 limit=$2 begin=$SECONDS code=0 note status=ok
+  local name=$1 limit=$2 begin=$SECONDS code=0 note status=ok lacking
   shift 2
   if [ $((BUDGET_S - SECONDS)) -lt "$limit" ]; then limit=$((BUDGET_S - SECONDS)); fi
   if [ "$limit" -lt 10 ]; then
@@ -40,14 +42,22 @@ stage() {
     return
   fi
   say "$name"
-  timeout "$limit" "$@" >"$OUT/$name.json" 2>"$OUT/$name.log" || code=$?
+  timeout -k 5 "$limit" "$@" >"$OUT/$name.json" 2>"$OUT/$name.log" || code=$?
   note=$(grep -m 1 -E '^(rondo|not available): ' "$OUT/$name.log" || grep -v '^ *$' "$OUT/$name.log" | tail -n 1)
   note=$(printf %s "${note#*: }" | tr '\t' ' ' | cut -c1-150)
   case $code in
     0) note="" ;;
     2) status="not available" ;;
-    124) status=FAIL; note="longer than $limit s" ;;
-    *) status=FAIL; if grep -q '^not available: ' "$OUT/$name.log"; then status="not available"; fi ;;
+    124 | 137) status=FAIL; note="longer than $limit s" ;;
+    *)
+      status=FAIL
+      lacking=$(sed -nE "s/^ModuleNotFoundError: No module named '([A-Za-z0-9_]+).*/\\1/p" "$OUT/$name.log" | tail -n 1)
+      if grep -q '^not available: ' "$OUT/$name.log"; then
+        status="not available"
+      elif [ -n "$lacking" ] && [ ! -e "$ROOT/$lacking" ]; then
+        status="not available" note="this Python has no $lacking"
+      fi
+      ;;
   esac
   [ "$status" != "not available" ] || note="why: $note"
   record "$name" "$status" "$((SECONDS - begin))" "$note"
@@ -55,8 +65,10 @@ stage() {
 
 environment() {
   "$PYTHON" - <<'PYTHON'
-import json, platform, shutil, subprocess, sys
+import importlib, json, platform, subprocess, sys
 import torch
+from kernels.build_cache import NativeBuildError
+from kernels.cuda_build import find_nvcc
 
 def said(*command):
     try:
@@ -65,12 +77,15 @@ def said(*command):
         return ""
 
 values = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
+for name in ("triton", "numpy", "psutil", "safetensors", "tokenizers", "jinja2"):
+    try:
+        values[name] = getattr(importlib.import_module(name), "__version__", "there")
+    except ImportError:
+        values[name] = None
 try:
-    import triton
-    values["triton"] = triton.__version__
-except ImportError:
-    values["triton"] = None
-values["nvcc"] = said(shutil.which("nvcc") or "nvcc", "--version").splitlines()[-2:]
+    values["nvcc"] = [find_nvcc(), *said(find_nvcc(), "--version").splitlines()[-2:]]
+except NativeBuildError as error:
+    values["nvcc"] = str(error)
 values["smi"] = said("nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.mem,memory.total", "--format=csv,noheader")
 if torch.cuda.is_available():
     own = torch.cuda.get_device_properties(0)
@@ -125,17 +140,23 @@ import json, sys
 from pathlib import Path
 
 out = Path(sys.argv[1])
+stages = [line.split("\t") for line in (out / "stages.tsv").read_text().splitlines()]
 print(f"{'stage':18} {'status':14} {'s':>4}  note")
-for line in (out / "stages.tsv").read_text().splitlines():
-    name, status, seconds, note = line.split("\t")
+for name, status, seconds, note in stages:
     print(f"{name:18} {status:14} {seconds:>4}  {note}")
 
 def read(name):
+    # Empty, cut off or the report of an error: then there are no figures.
     try:
-        return json.loads((out / f"{name}.json").read_text())
+        found = json.loads((out / f"{name}.json").read_text())
     except (OSError, ValueError):
         return {}
+    return {} if "error" in found else found
 
+fields = ("stage", "status", "s", "note")
+summary = {"stages": [dict(zip(fields, stage)) for stage in stages]}
+summary |= {stage[0]: read(stage[0]) for stage in stages}
+(out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
 gpu = read("environment").get("gpu", {})
 if gpu:
     print(f"\n{gpu['name']}, {gpu['multiprocessors']} multiprocessors, L2 {gpu['l2_bytes'] / 1e6:.0f} MB")
@@ -189,7 +210,6 @@ if grep -q "$(printf '^environment\tFAIL')" "$OUT/stages.tsv"; then
   exit 1
 fi
 stage build 180 bash -c build
-stage gate 120 "$PYTHON" -m kernels.cubin_gate
 stage check 180 "$PYTHON" -m engine check --device cuda --json
 stage graphs 120 "$PYTHON" -m engine.measure.gpu_proof
 stage agree 150 "$PYTHON" -m engine agree --device cuda --json --limit 6 --tokens 64
@@ -198,6 +218,7 @@ stage rounds 100 "$PYTHON" -m engine bench --device cuda --json --shape qwen3.8-
 stage rounds-27b 150 "$PYTHON" -m engine bench --device cuda --json --shape qwen3.8-27b --suite decode,verify --budget 10
 # shellcheck disable=SC2086 # no sweep means no option
 stage cold 150 "$PYTHON" -m kernels.cuda_bench --json $SWEEP
+stage gate 120 "$PYTHON" -m kernels.cubin_gate
 stage memcheck 60 bash -c "sanitize memcheck"
 stage racecheck 60 bash -c "sanitize racecheck"
 stage agree-eager 60 "$PYTHON" -m engine agree --device cuda --json --limit 2 --tokens 48 --configs served,trees \

@@ -155,9 +155,9 @@ def test_the_targets_keep_their_suffix() -> None:
         target_of((7, 5))
 
 
-def _stand_in(folder: Path, body: str) -> Path:
-    (folder / "bin").mkdir(parents=True)
-    path = folder / "bin" / "nvcc"
+def _stand_in(folder: Path, body: str, name: str = "nvcc") -> Path:
+    (folder / "bin").mkdir(parents=True, exist_ok=True)
+    path = folder / "bin" / name
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
     return path
@@ -170,6 +170,18 @@ def test_an_old_nvcc_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "nvcc 12.4 is older than 12.9" in missing_tools()
     with pytest.raises(NativeBuildError, match=r"version 12\.4; sm_121a needs 12\.9 or newer"):
         cubin_path(ROOT / SOURCE, target_named("sm_121a"))
+
+
+def test_a_disassembler_that_does_not_read_a_target_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As Triton 3.6 brings it: of CUDA 12.8, which does not know SM121."""
+    old = _stand_in(tmp_path, "echo \"'SM90','SM100','SM120'.\"", "nvdisasm")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    assert f"{old} does not read sm_121a" in missing_tools()
+    assert "does not read" not in missing_tools(["sm_90a"])
+    assert cubin_gate.main([]) == 1
+    assert "not available: " in capsys.readouterr().err
 
 
 def test_a_failed_compilation_names_the_command_and_the_error(

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -30,7 +32,12 @@ case "$*" in
      {"name": "9 rows, captured, and single steps", "ok": false, "reason": "rows [8] differ"}]}'
      echo "rondo: 1 statement does not hold" >&2; exit 3 ;;
   *"engine agree"*GRAPH*) echo "rondo: a switch is not known" >&2; exit 2 ;;
-  *"engine agree"*) echo '{"prompts": 6, "identical": 5, "near_ties": 1, "divergences": 0}' ;;
+  *"engine agree"*) if [ -n "${LACKS:-}" ]; then
+       echo "ModuleNotFoundError: No module named '$LACKS'" >&2; exit 1
+     fi
+     echo '{"prompts": 6, "identical": 5, "near_ties": 1, "divergences": 0}' ;;
+  *"shape qwen3.8-27b:8"*) if [ -n "${ROUNDS:-}" ]; then echo "$ROUNDS"; exit 1; fi
+     echo '{"rows": []}' ;;
   *"--suite plan"*) echo '{}' ;;
   *"engine bench"*) echo '{"rows": [{"shape": "qwen3.8-27b", "weight_format": "NVFP4", "suite": "verify",
      "rows": 16, "ms_median": 80.5, "read_gbps": 190.0, "roof_gbps": 200.0}]}' ;;
@@ -41,6 +48,9 @@ pytestmark = pytest.mark.skipif(
     not (shutil.which("bash") and shutil.which("timeout")),
     reason="the script needs bash and timeout",
 )
+
+
+LIMITS = re.compile(r"^stage (?P<name>[\w-]+) (?P<limit>\d+) ", re.MULTILINE)
 
 
 def run(tmp_path: Path, **environ: str) -> tuple[int, dict[str, list[str]], str]:
@@ -80,6 +90,42 @@ def test_every_stage_says_how_it_went(tmp_path: Path) -> None:
     assert "checks: 1 of 2 hold" in printed
     assert "FAIL head: 44x640" in printed
     assert "1.0 us    180 GB/s   90 %" in printed
+
+
+def test_one_file_holds_all_figures(tmp_path: Path) -> None:
+    run(tmp_path)
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["stages"][0] == {"stage": "environment", "status": "ok", "s": "0", "note": ""}
+    assert summary["cold"]["roof_gbps"] == 200.0
+    assert summary["rounds-27b"]["rows"][0]["ms_median"] == 80.5
+    assert summary["gate"] == {}
+
+
+def test_a_package_that_this_python_lacks_is_no_fault_of_the_engine(tmp_path: Path) -> None:
+    _, stages, printed = run(tmp_path, LACKS="tokenizers.models")
+    assert stages["agree"] == ["not available", "why: this Python has no tokenizers"]
+    assert "agree:" not in printed
+    _, stages, _ = run(tmp_path, LACKS="kernels.gone")
+    assert stages["agree"][0] == "FAIL"
+
+
+@pytest.mark.parametrize("answer", ['{"error": {"cause": "short"}}', '{"rows": [', ""])
+def test_a_stage_without_figures_leaves_the_table_whole(answer: str, tmp_path: Path) -> None:
+    _, stages, printed = run(tmp_path, ROUNDS=answer or " ")
+    assert stages["rounds"][0] == "FAIL"
+    assert "rounds-27b: qwen3.8-27b" in printed
+
+
+def test_the_check_ends_in_ten_minutes_however_slow_its_stages_are() -> None:
+    text = SCRIPT.read_text()
+    limits = {found["name"]: int(found["limit"]) for found in LIMITS.finditer(text)}
+    budget, grace = (
+        int(re.search(pattern, text)[1]) for pattern in (r"BUDGET_S=(\d+)", r"timeout -k (\d+)")
+    )
+    assert budget + grace < 590
+    # What proves most gets its whole time even after builds that take theirs.
+    assert sum(limits[name] for name in ("environment", "build", "check", "graphs")) < budget
+    assert list(limits)[-1] == "plan"
 
 
 def test_a_failed_check_fails_the_run(tmp_path: Path) -> None:
