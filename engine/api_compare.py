@@ -25,7 +25,8 @@ class CompareRequest:
     base, candidate: changes on top of the values in effect; a mapping is turned into sorted pairs.
     workload: one of WORKLOADS; "mix" is the four classes in turn, "prompt" the operator's own `prompt`.
     pairs: one pair is both sides on every prompt of the workload. tokens: of each answer. repeats: answers of
-    each side to a prompt within a pair, in turn; 0 lets the warm-up decide by how long they take.
+    each side to a prompt within a pair, in turn, and more where other programs interrupt many rounds; 0 lets
+    the warm-up decide by how long they take.
     forced: both sides follow one text, `reference` or, where that is empty, what the base answers, so that
     a switch that moves near ties can be timed too.
     min_effect_pct: an effect below it is not called, however sure it is.

@@ -27,7 +27,7 @@ from engine.measure.ab_evidence import (
     Setting,
 )
 from engine.measure.ab_noise import NoiseStore, noise_key
-from engine.measure.ab_pairs import estimator_words, fitting_repeats, pairs_of
+from engine.measure.ab_pairs import estimator_words, fitting_repeats, pairs_of, wants_more
 from engine.measure.ab_report import build_report, fault_of
 from engine.measure.workloads import Workload, check_request
 
@@ -133,6 +133,7 @@ class _Run:
         self._measured: list[Measured] = []
         self._others: list[Measured] = []
         self._noise: Noise | None = None
+        self._whole = 0
         self._pairs: tuple[ComparePair, ...] = ()
         self._runs_left = 0
         self._run_s: list[float] = []
@@ -158,6 +159,7 @@ class _Run:
         self._pair(0, "a first pair, not counted", self._others, repeats=1)
         for index in range(1, self._request.pairs + 1):
             self._pair(index, f"pair {index} of {self._request.pairs}", self._measured)
+            self._whole = index
             self._pairs = pairs_of(self._evidence().blocks(), self._evidence().metric)
         if not self._sides.setting.switches:
             self._store.put(key, [pair.log_ratio for pair in self._pairs])
@@ -223,11 +225,13 @@ class _Run:
                         self._timed(stage, side, settings[side], work, at, runs)
             return
         for work in self._works:
-            for repeat in range(repeats):
+            begun, repeat = len(runs), 0
+            while repeat < repeats or wants_more([one.block for one in runs[begun:]], repeats):
                 for place, side in enumerate(order[::-1] if repeat % 2 else order):
                     self._sides.enter(settings[side])
                     at = (index, place, repeat)
                     self._timed(stage, side, settings[side], work, at, runs)
+                repeat += 1
 
     def _timed(
         self,
@@ -272,6 +276,7 @@ class _Run:
             tuple(self._others),
             self._noise,
             self.stopped,
+            self._whole,
         )
 
     def _noise_values(self) -> dict[str, object]:

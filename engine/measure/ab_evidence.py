@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -70,6 +69,7 @@ class Evidence:
     others: tuple[Measured, ...]
     noise: Noise | None
     stopped: str  # why it ended early, empty where it did not
+    whole: int  # pairs that are complete, by their index
 
     @property
     def metric(self) -> str:
@@ -82,10 +82,8 @@ class Evidence:
         return "ms_per_token" if proposes else "ms_per_round"
 
     def complete(self) -> tuple[Measured, ...]:
-        """The timed runs of pairs that have every repeat of both sides of every workload."""
-        full = 2 * len(self.workloads()) * max(1, self.request.repeats)
-        sizes = Counter(each.block.pair_index for each in self.measured)
-        return tuple(each for each in self.measured if sizes[each.block.pair_index] == full)
+        """The timed runs of pairs that were run to their end."""
+        return tuple(each for each in self.measured if each.block.pair_index <= self.whole)
 
     def workloads(self) -> tuple[str, ...]:
         """Workloads in the order they first ran, warm-ups included."""

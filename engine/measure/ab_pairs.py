@@ -8,16 +8,16 @@ time, so the repeats tell what it takes when nothing disturbs it, and the sides 
    a flip shows in them.
 2. Times of a round in which the system took the processor away are left out. Such a round lasts longer by the
    time slices of other programs, several times its own length, which says nothing about either side.
-3. A round counts by the median over what is left of its repeats, and only where both sides have some. Where
-   that would leave fewer than LEAST_SHARE of the rounds, as with rounds longer than a time slice, times that
-   were interrupted count as well.
+3. A round counts by the median over what is left of its repeats, and only where both sides have some. A pair
+   goes on repeating an answer while fewer than half of its rounds do (`wants_more`). Where even then fewer than
+   LEAST_SHARE are left, as with rounds longer than a time slice, times that were interrupted count as well.
 4. The figure of a side is the mean over those rounds, a prompt weighing as many rounds as its answer has; by
    the token, that mean over the tokens a round commits.
 
 Medians are taken over repeats of one round alone, never over rounds, so that a change of a few rounds counts
-for what it is. What is left out does not depend on which side is called the base: exchanging the sides of a
-pair changes the sign of its log ratio and nothing else, which is what the sign-flip test needs. The times
-themselves are never altered.
+for what it is. What is left out, and how often a pair repeats, does not depend on which side is the base:
+exchanging the sides of a pair changes the sign of its log ratio and nothing else, which is what the sign-flip
+test needs. The times themselves are never altered.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ from engine.measure.stats import tukey_marks
 
 SETTLING_ROUNDS = 2
 LEAST_SHARE = 0.25
+MOST_TIMES = 3  # the planned repeats, on a busy machine
+_WANTED_SHARE = 0.5
+_HOPELESS_SHARE = 0.05
 # Repeats when none are asked for: as many as give a side _ENOUGH_MS of rounds a pair.
 _FEWEST, _MOST = 3, 9
 _ENOUGH_MS = 600.0
@@ -43,7 +46,7 @@ _SLOW_MS = 5000.0  # a pass over the prompts that long is not repeated
 
 def estimator_words(repeats: int) -> str:
     """What a pair's figure is, for the report and the CSV."""
-    taken = "its time" if repeats == 1 else f"the median of its {repeats} repeats"
+    taken = "its time" if repeats == 1 else f"the median of its {repeats} or more repeats"
     return (
         f"mean of the rounds that both sides ran uninterrupted, each by {taken}, "
         f"without the first {SETTLING_ROUNDS} of an answer"
@@ -59,6 +62,18 @@ def fitting_repeats(blocks: Iterable[CompareBlock]) -> int:
         return 1
     wanted = math.ceil(_ENOUGH_MS / pass_ms) if pass_ms else _FEWEST
     return min(max(wanted, _FEWEST), _MOST) | 1
+
+
+def wants_more(blocks: Sequence[CompareBlock], planned: int) -> bool:
+    """Whether an answer should be repeated once more in this pair, which has it `planned` times or more.
+
+    Not where hardly any round is left, because repeating would not help there, nor where nothing is repeated.
+    """
+    base, candidate = ([block for block in blocks if block.side == side] for side in SIDES)
+    if planned == 1 or not base or not all(block.round_ms for block in blocks):
+        return False
+    left = min(np.mean(~np.isnan(times)) for times in _compared(base, candidate))
+    return len(base) < MOST_TIMES * planned and bool(_HOPELESS_SHARE <= left < _WANTED_SHARE)
 
 
 def interrupted_share(blocks: Iterable[CompareBlock]) -> float | None:
@@ -123,15 +138,20 @@ def _figures(
 
 def _round_means(base: list[CompareBlock], candidate: list[CompareBlock]) -> np.ndarray:
     """Mean milliseconds of the compared rounds: float64 [2], base and candidate."""
-    taken = [_typical(side) for side in (base, candidate)]
-    paired = len(taken[0]) == len(taken[1])
-    if paired:
-        # Round i of either side is the same work; elsewhere, by its own rounds each.
-        missing = np.isnan(taken[0]) | np.isnan(taken[1])
-        taken = [np.where(missing, np.nan, times) for times in taken]
+    taken = _compared(base, candidate)
     if any(np.mean(~np.isnan(times)) < LEAST_SHARE for times in taken):
         taken = [_typical(side, interrupted=True) for side in (base, candidate)]
     return np.array([np.nanmean(times) for times in taken])
+
+
+def _compared(base: list[CompareBlock], candidate: list[CompareBlock]) -> list[np.ndarray]:
+    """Milliseconds of each round on either side, NaN where it does not count."""
+    taken = [_typical(side) for side in (base, candidate)]
+    if len(taken[0]) != len(taken[1]):
+        return taken
+    # Round i is the same work on both sides.
+    missing = np.isnan(taken[0]) | np.isnan(taken[1])
+    return [np.where(missing, np.nan, times) for times in taken]
 
 
 def _typical(blocks: list[CompareBlock], *, interrupted: bool = False) -> np.ndarray:

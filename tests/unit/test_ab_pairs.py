@@ -17,6 +17,7 @@ from engine.measure.ab_pairs import (
     fitting_repeats,
     interrupted_share,
     pairs_of,
+    wants_more,
 )
 from engine.measure.interruptions import interruptions
 
@@ -141,6 +142,19 @@ def test_short_answers_are_repeated_more_often() -> None:
     assert fitting_repeats([]) == 3
 
 
+def test_more_repeats_are_wanted_while_half_of_the_rounds_are_missing() -> None:
+    whole = [block("base", [1.0] * 10), block("candidate", [1.0] * 10)]
+    cut = [block("base", [1.0] * 10, (2, 3, 4, 5, 6)), block("candidate", [1.0] * 10)]
+    assert not wants_more(whole * 3, 3)
+    assert wants_more(cut * 3, 3)
+    assert not wants_more(cut * 9, 3)  # three times as many are the most
+    assert not wants_more(cut, 1)
+    assert not wants_more([*cut * 3, *whole], 3)
+    hopeless = [block("base", [1.0] * 10, tuple(range(10))), block("candidate", [1.0] * 10)]
+    assert not wants_more(hopeless * 3, 3)
+    assert not wants_more([block("base", []), block("candidate", [])] * 3, 3)
+
+
 def test_the_share_of_interrupted_rounds() -> None:
     assert interrupted_share([block("base", [1, 1, 1], (0, 2)), block("base", [1])]) == 0.5
     assert interrupted_share([]) is None
@@ -148,7 +162,7 @@ def test_the_share_of_interrupted_rounds() -> None:
 
 def test_the_estimator_in_words() -> None:
     assert "each by its time" in estimator_words(1)
-    assert "each by the median of its 5 repeats" in estimator_words(5)
+    assert "each by the median of its 5 or more repeats" in estimator_words(5)
 
 
 def test_interruptions_are_those_of_every_thread() -> None:
