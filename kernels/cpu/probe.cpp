@@ -63,8 +63,8 @@ RONDO_OP(probe_dot) {
   float* sink = reinterpret_cast<float*>(a->sink) + worker * 16;
   v16f total{};
 #if defined(__AMX_BF16__)
-  const rondo::TileConfiguration shape(16, 16);
-  _tile_loadconfig(&shape);
+  rondo::TileSizes sizes;
+  sizes.set(16, 16);
   rondo::zero_accumulators();
   _tile_loadd(4, a->from, 0);
   _tile_loadd(5, a->from, 0);
@@ -78,7 +78,6 @@ RONDO_OP(probe_dot) {
   }
   alignas(64) float sums[2][2 * 256];
   rondo::store_accumulators<true>(sums[0], sums[1]);
-  _tile_release();
   for (const auto& tile : sums)
     for (int n = 0; n < 512; n += 16) total += load16(tile + n);
 #elif defined(RONDO_BF16_DOT)

@@ -30,10 +30,23 @@ struct alignas(64) TileConfiguration {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {};
   uint8_t rows[16] = {};
-  TileConfiguration(int32_t m0, int32_t m1) {
+};
+
+// The sizes of the registers, set again only when they change: that takes as long as a few products.
+class TileSizes {
+ public:
+  RONDO_MEMBER void set(int32_t m0, int32_t m1) {
+    if (m0 == m0_ && m1 == m1_) return;
+    m0_ = m0, m1_ = m1;
+    TileConfiguration c;
     const int32_t columns[8] = {m0, m1, m0, m1, 16, 16, m0, m1};
-    for (int i = 0; i < 8; i++) row_bytes[i] = uint16_t(4 * columns[i]), rows[i] = 16;
+    for (int i = 0; i < 8; i++) c.row_bytes[i] = uint16_t(4 * columns[i]), c.rows[i] = 16;
+    _tile_loadconfig(&c);
   }
+  ~TileSizes() { _tile_release(); }
+
+ private:
+  int32_t m0_ = 0, m1_ = 0;
 };
 
 // One or two neighbouring blocks of rows, from the first input of a step on.
@@ -170,6 +183,7 @@ struct MatrixProduct {
   int32_t blocks;
   float* acc;      // [tiles of a visit][blocks of a visit][16][16]
   uint8_t* panel;  // decoded tiles of a step, or the ring
+  TileSizes* sizes;
 
   RONDO_MEMBER int32_t row_of(int32_t block) const { return block_begin(a->rows, blocks, block); }
   RONDO_MEMBER int32_t rows_of(int32_t block) const { return row_of(block + 1) - row_of(block); }
@@ -197,8 +211,7 @@ struct MatrixProduct {
         c.m[i] = rows_of(block);
         c.x[i] = x + row_of(block) * Format::row_bytes(a->k_padded) + Format::row_bytes(k) * c.m[i];
       }
-      const TileConfiguration shape(c.m[0], c.m[1]);
-      _tile_loadconfig(&shape);
+      sizes->set(c.m[0], c.m[1]);
       float* to[2] = {pair_acc + (b - b0) * 256, pair_acc + (b1 - b0 + b - b0) * 256};
       const auto run = [&](const auto& tiles) {
         if (two) add_step<true>(tiles, units, c, first, block_scale, to);
@@ -244,14 +257,14 @@ static void matrix_product(const rondo_linear_args* a, int32_t worker, int32_t w
   const uint8_t* x = rows_to_read<Format>(a, worker);
   alignas(64) float acc[kVisitTiles * 256];
   alignas(64) uint8_t panel[kPanelInputs / kTileInputs * kPairBytes];
-  const MatrixProduct<Format> all{a, x, row_blocks<Format>(a), acc, panel};
+  TileSizes sizes;
+  const MatrixProduct<Format> all{a, x, row_blocks<Format>(a), acc, panel, &sizes};
   const int32_t together = kVisitTiles / a->chunk_tiles;
   for (int64_t t = t0; t < t1; t += a->chunk_tiles) {
     const int64_t end = t + a->chunk_tiles < t1 ? t + a->chunk_tiles : t1;
     for (int32_t b = 0; b < all.blocks; b += together)
       all.visit(t, end, b, b + together < all.blocks ? b + together : all.blocks);
   }
-  _tile_release();
 }
 
 }  // namespace rondo
