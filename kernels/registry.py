@@ -59,7 +59,12 @@ OPERATIONS: tuple[Operation, ...] = (
     _operation(
         "rope", _MANY, "2*R*heads*D and the tables of R positions", "6*R*heads*D", "attention"
     ),
-    _operation("attention", _MANY, "4*context*Hkv*D + 4*R*Hq*D", "4*R*context*Hq*D"),
+    _operation(
+        "attention",
+        _MANY,
+        "4*context*Hkv*D (2*context*Hkv*(D + 4) in e4m3) + 4*R*Hq*D",
+        "4*R*context*Hq*D",
+    ),
     _operation("block_attention", _MANY, "4*window*Hkv*D + 4*R*Hq*D", "4*R*window*Hq*D"),
     _operation("block_conv", _MANY, "2*R*C + 4*R*groups + 8*C", "6*R*C"),
     _operation("elementwise", _MANY, "4*R*K", "5*R*K"),

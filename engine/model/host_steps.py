@@ -16,7 +16,7 @@ from torch.nn import functional
 from kernels.cpu.expand import expand
 from kernels.cpu.product import TILE_ROWS, PackedLinear
 from kernels.gated_delta.buffers import Pending
-from kernels.kv_cache.native import BLOCK, KvCache
+from kernels.kv_cache.native import KvCache
 from kernels.rms_norm import reference as norms
 from kernels.rope.reference import apply_rope
 
@@ -75,7 +75,7 @@ def host_attention(
     @torch.inference_mode()
     def call() -> None:
         first = int(start)
-        keys, values = _positions(cache, first + rows)
+        keys, values = cache.read(first + rows)
         seen = torch.ones(rows, first + rows, dtype=torch.bool)
         seen[:, first:] = _own_past(rows, parents)
         result = functional.scaled_dot_product_attention(
@@ -150,13 +150,6 @@ def _own_past(rows: int, parents: Tensor | None) -> Tensor:
     return own_past(parents[:rows].tolist())
 
 
-def _positions(cache: KvCache, length: int) -> tuple[Tensor, Tensor]:
-    """Keys and values of the first positions, [length, heads, dim], without touching those behind."""
-    blocks = -(-length // BLOCK)
-    keys = cache.keys[:, :blocks].permute(1, 3, 0, 2, 4).reshape(-1, cache.heads, cache.dim)
-    return keys[:length], cache.values[:, :length].transpose(0, 1)
-
-
 def _move_pending(cache: KvCache, first: int, pending: Pending | None) -> None:
     """Accepted rows of the previous pass to the end of the committed positions."""
     count = 0 if pending is None else int(pending.count)
@@ -164,6 +157,4 @@ def _move_pending(cache: KvCache, first: int, pending: Pending | None) -> None:
         return
     assert pending is not None
     base = first - count
-    rows = pending.rows[:count].long() + base
-    keys, values = _positions(cache, int(rows.max()) + 1)
-    cache.write(base, keys[rows].clone(), values[rows].clone())
+    cache.move(base, pending.rows[:count].long() + base)

@@ -3,148 +3,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from kernels.attention.native import attention
+from kernels.attention.check_layer import (
+    EPS,
+    AttentionInputs,
+    AttentionLayer,
+    AttentionShape,
+    random_inputs,
+)
 from kernels.build import NativeLibrary
-from kernels.checks import CheckResult, compare, expect, gamma, half_ulp_bf16, poison, same_bits
-from kernels.gated_delta.buffers import MAX_NODES, Pending, tree_depths
+from kernels.checks import CheckResult, compare, expect, gamma, half_ulp_bf16, same_bits
+from kernels.gated_delta.buffers import tree_depths
 from kernels.kv_cache.native import KvCache
-from kernels.rms_norm.native import norm_scale
-from kernels.rope.native import attention_prepare, rope_table
 from kernels.rope.reference import apply_rope
-from kernels.tape import Pool, Tape
 
-EPS = 1e-6
-THETA = 1e7
 _U = 2.0**-24
-
-
-@dataclass(frozen=True)
-class AttentionShape:
-    """Heads and dimensions of one attention layer."""
-
-    query_heads: int
-    key_heads: int
-    dim: int
-    rotary_dim: int
-
-
-@dataclass(frozen=True)
-class AttentionInputs:
-    """Norm weights and T rows of projections of one layer."""
-
-    q: Tensor  # bf16 [T, Hq * 2D], query and gate per head
-    k: Tensor  # bf16 [T, Hkv * D]
-    v: Tensor  # bf16 [T, Hkv * D]
-    q_norm: Tensor  # bf16 [D]
-    k_norm: Tensor  # bf16 [D]
-
-
-def random_inputs(
-    shape: AttentionShape, rows: int, seed: int, kind: str = "gaussian"
-) -> AttentionInputs:
-    """Random inputs of one class: gaussian, sharp, outliers, denormal or zeros."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*size: int) -> Tensor:
-        return torch.randn(*size, generator=generator)
-
-    q = normal(rows, shape.query_heads * 2 * shape.dim)
-    k = normal(rows, shape.key_heads * shape.dim)
-    v = normal(rows, shape.key_heads * shape.dim)
-    weight = 0.1
-    if kind == "sharp":
-        weight = 3.0
-    elif kind == "outliers":
-        q, k, v = (torch.where(normal(*x.shape) > 2.5, x * 300, x) for x in (q, k, v))
-    elif kind == "denormal":
-        q, k, v = q * 1e-38, k * 1e-38, v * 1e-38
-    elif kind == "zeros":
-        q, k, v = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    return AttentionInputs(
-        q.bfloat16(),
-        k.bfloat16(),
-        v.bfloat16(),
-        (weight * normal(shape.dim)).bfloat16(),
-        (weight * normal(shape.dim)).bfloat16(),
-    )
-
-
-class AttentionLayer:
-    """One layer driven through the native kernels over a cache poisoned with NaN."""
-
-    def __init__(
-        self,
-        library: NativeLibrary,
-        shape: AttentionShape,
-        inputs: AttentionInputs,
-        capacity: int,
-        threads: int = 1,
-    ) -> None:
-        """An empty cache of `capacity` positions; close() ends the workers."""
-        self.shape, self.inputs = shape, inputs
-        self.pool = Pool(library, threads)
-        self.cache = KvCache.zeros(capacity, shape.key_heads, shape.dim)
-        poison(self.cache.keys), poison(self.cache.values)
-        self.table = rope_table(self.cache.capacity, shape.rotary_dim, THETA)
-        self.start = torch.zeros(1, dtype=torch.int32)
-        self.pending = Pending.none()
-        self.q_out = torch.empty(0)
-
-    def close(self) -> None:
-        """End the worker threads."""
-        self.pool.close()
-
-    def run(self, rows: list[int], parents: list[int] | None = None) -> Tensor:
-        """Append the given rows of the inputs at the committed length and attend from them."""
-        shape, count = self.shape, len(rows)
-        tree = None
-        if parents is not None:
-            tree = torch.zeros(MAX_NODES, dtype=torch.int32)
-            tree[:count] = torch.tensor(parents, dtype=torch.int32)
-        self.q_out = poison(torch.empty(count, shape.query_heads, shape.dim, dtype=torch.bfloat16))
-        out = poison(torch.empty(count, shape.query_heads * shape.dim, dtype=torch.bfloat16))
-        q = self.inputs.q[rows]
-        tape = Tape(self.pool)
-        attention_prepare(
-            tape,
-            q=q,
-            k=self.inputs.k[rows],
-            v=self.inputs.v[rows],
-            q_scale=norm_scale(self.inputs.q_norm),
-            k_scale=norm_scale(self.inputs.k_norm),
-            table=self.table,
-            cache=self.cache,
-            start=self.start,
-            q_out=self.q_out,
-            eps=EPS,
-            rows=count,
-            pending=self.pending,
-            parents=tree,
-        )
-        attention(
-            tape,
-            q=self.q_out,
-            cache=self.cache,
-            start=self.start,
-            out=out,
-            scale=shape.dim**-0.5,
-            rows=count,
-            gated=q,
-            parents=tree,
-        )
-        tape.run()
-        self.pending.set([])
-        return out
-
-    def accept(self, nodes: list[int]) -> None:
-        """Commit nodes of the latest run: the next run moves them to the end of the cache."""
-        self.pending.set(nodes)
-        self.start += len(nodes)
+_FIRST = 43  # rows before the pass whose numbers are compared
 
 
 def exact_attention(
@@ -158,7 +36,7 @@ def exact_attention(
     """
     start, count = int(layer.start), len(rows)
     length = start + count
-    k, v = (x.double() for x in layer.cache.read(length))
+    k, v = stored_numbers(layer.cache, length)
     group = shape.query_heads // shape.key_heads
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     q = layer.q_out.double()
@@ -169,13 +47,15 @@ def exact_attention(
     p = scores.masked_fill(hidden, float("-inf")).softmax(-1)
     out = torch.einsum("htl,lhd->thd", p, v)
     # Half the pairs of a dot product a sum; subnormal operands may count as zero.
-    score_error = gamma(shape.dim // 2 + 3) * mass + 1e-36
+    score_error = gamma(shape.dim // 2 + 4) * mass + 1e-36
     worst = score_error.masked_fill(hidden, 0).amax(-1, keepdim=True)
     blocks = length // 32 + 1
-    spread = torch.expm1(2 * worst) + gamma(length + 6 * blocks + 40)
+    spread = torch.expm1(2 * worst) + gamma(length + 6 * blocks + 41)
     # The subtraction of the running maximum rounds at the size of the scores.
     spread = spread + 4 * _U * scores.abs().masked_fill(hidden, 0).amax(-1, keepdim=True)
     error = torch.einsum("htl,lhd->thd", p * spread, v.abs())
+    if layer.cache.scaled:  # a probability times a scale may be subnormal
+        error = error + length * 448 * 2.0**-149
     gate = inputs.q[rows].double().view(count, shape.query_heads, 2, shape.dim)[:, :, 1]
     factor = torch.sigmoid(gate)
     y = out * factor
@@ -183,6 +63,14 @@ def exact_attention(
     gate_error = half_ulp_bf16(factor) + 8 * _U * factor + 2.0**-148
     bound = bound + 1.01 * out.abs() * gate_error + 1.01 * half_ulp_bf16(y.abs() + bound)
     return y.flatten(1), bound.flatten(1)
+
+
+def stored_numbers(cache: KvCache, length: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of the first positions as exact float64, each [length, Hkv, D]."""
+    keys, values, *scales = (x.double() for x in cache.stored(torch.arange(length)))
+    if scales:
+        keys, values = keys * scales[0][:, :, None], values * scales[1][:, :, None]
+    return keys, values
 
 
 def check(library: NativeLibrary, *, seed: int = 0) -> list[CheckResult]:
@@ -198,9 +86,12 @@ def check(library: NativeLibrary, *, seed: int = 0) -> list[CheckResult]:
             inputs = random_inputs(shape, 75, seed, kind)
             results += _check_numbers(library, shape, inputs, f"{name} {kind}")
         inputs = random_inputs(shape, 110, seed + 1)
-        results.append(_check_routes(library, shape, inputs, name))
-        results.append(_check_tree(library, shape, inputs, name))
-    results += _check_mutations(library, shapes["odd"], seed)
+        for scaled in (False, True):
+            what = f"{name} in e4m3" if scaled else name
+            results.append(_check_routes(library, shape, inputs, what, scaled))
+            results.append(_check_tree(library, shape, inputs, what, scaled))
+    for scaled in (False, True):
+        results += _check_mutations(library, shapes["odd"], seed, scaled)
     return results
 
 
@@ -208,18 +99,18 @@ def _check_numbers(
     library: NativeLibrary, shape: AttentionShape, inputs: AttentionInputs, what: str
 ) -> list[CheckResult]:
     rows = list(range(inputs.q.shape[0]))
-    layer = AttentionLayer(library, shape, inputs, len(rows))
-    first, second = rows[:43], rows[43:]
-    layer.run(first)
-    layer.accept(list(range(32)))  # as many as a pass may accept; the rest is appended again
-    layer.run(rows[32:43])
-    layer.accept(list(range(11)))
-    y = layer.run(second)
-    want, bound = exact_attention(shape, inputs, layer, second)
+    layer, results = _filled(library, shape, inputs, what, scaled=False)
     k, v = layer.cache.read(len(rows))
-    layer.close()
-    results = [compare("attention", library.isa, y, want, bound, what=f"{what} output")]
+    scaled, more = _filled(library, shape, inputs, f"{what} in e4m3", scaled=True)
+    results += more
+    twin = KvCache.zeros(len(rows), shape.key_heads, shape.dim, scaled=True)
+    twin.write(0, k, v)
+    both = (each.stored(torch.arange(len(rows))) for each in (scaled.cache, twin))
+    same = all(same_bits(mine, wanted) for mine, wanted in zip(*both, strict=True))
+    reason = f"{what}: a code or a scale differs from the twin's"
+    results.append(expect("kv_cache", library.isa, same, reason))
     positions = torch.arange(len(rows))
+    second = rows[_FIRST:]
     for name, got, raw, weight, at in (
         ("q", layer.q_out, _queries(shape, inputs)[second], inputs.q_norm, positions[second]),
         ("k", k, inputs.k.view(len(rows), shape.key_heads, -1), inputs.k_norm, positions),
@@ -233,6 +124,27 @@ def _check_numbers(
         expect("kv_cache", library.isa, appended, f"{what}: a value row differs from its input")
     )
     return results
+
+
+def _filled(
+    library: NativeLibrary,
+    shape: AttentionShape,
+    inputs: AttentionInputs,
+    what: str,
+    *,
+    scaled: bool,
+) -> tuple[AttentionLayer, list[CheckResult]]:
+    """A layer that took all rows in three passes, and how its last pass compares with float64."""
+    rows = list(range(inputs.q.shape[0]))
+    layer = AttentionLayer(library, shape, inputs, len(rows), scaled=scaled)
+    layer.run(rows[:_FIRST])
+    layer.accept(list(range(32)))  # as many as a pass may accept; the rest is appended again
+    layer.run(rows[32:_FIRST])
+    layer.accept(list(range(_FIRST - 32)))
+    y = layer.run(rows[_FIRST:])
+    want, bound = exact_attention(shape, inputs, layer, rows[_FIRST:])
+    layer.close()
+    return layer, [compare("attention", library.isa, y, want, bound, what=f"{what} output")]
 
 
 def _queries(shape: AttentionShape, inputs: AttentionInputs) -> Tensor:
@@ -266,13 +178,13 @@ def _exact_prepare(
 
 
 def _check_routes(
-    library: NativeLibrary, shape: AttentionShape, inputs: AttentionInputs, what: str
+    library: NativeLibrary, shape: AttentionShape, inputs: AttentionInputs, what: str, scaled: bool
 ) -> CheckResult:
     """Row by row, in chunks, after rejected rows, on one and two workers: equal bits."""
     rows = list(range(inputs.q.shape[0]))
-    wanted = _in_chunks(library, shape, inputs, rows, 1, 1)
+    wanted = _in_chunks(library, shape, inputs, rows, 1, 1, scaled)
     for size, threads in ((len(rows), 1), (len(rows), 2), (7, 1), (32, 2), (1, 2), (3, 3)):
-        got = _in_chunks(library, shape, inputs, rows, size, threads)
+        got = _in_chunks(library, shape, inputs, rows, size, threads, scaled)
         if not same_bits(got, wanted):
             reason = f"{what}: chunks of {size} on {threads} workers have other bits"
             return replace(expect("attention", library.isa, False, reason), row_invariant=False)
@@ -286,8 +198,9 @@ def _in_chunks(
     rows: list[int],
     size: int,
     threads: int,
+    scaled: bool,
 ) -> Tensor:
-    layer = AttentionLayer(library, shape, inputs, len(rows), threads)
+    layer = AttentionLayer(library, shape, inputs, len(rows), threads, scaled=scaled)
     outputs = []
     for at in range(0, len(rows), size):
         outputs.append(layer.run(rows[at : at + size]))
@@ -297,7 +210,7 @@ def _in_chunks(
 
 
 def _check_tree(
-    library: NativeLibrary, shape: AttentionShape, inputs: AttentionInputs, what: str
+    library: NativeLibrary, shape: AttentionShape, inputs: AttentionInputs, what: str, scaled: bool
 ) -> CheckResult:
     """A node has the bits of its path in a chain; a committed path moves to the cache's end."""
     parents = [-1, 0, 1, 1, 3, 4, 0, 6, 6, 8, -1, 10, 11, 11]
@@ -312,13 +225,14 @@ def _check_tree(
         chains.append([nodes[i] for i in chain])
     prompt = list(range(committed))
     wanted = [
-        _in_chunks(library, shape, inputs, prompt + chain, committed + len(chain), 1)[-1]
+        _in_chunks(library, shape, inputs, prompt + chain, committed + len(chain), 1, scaled)[-1]
         for chain in chains
     ]
     path = [0, 6, 8, 9]
-    after = _in_chunks(library, shape, inputs, [*prompt, *(nodes[i] for i in path), 80], 99, 1)[-1]
+    whole = [*prompt, *(nodes[i] for i in path), 80]
+    after = _in_chunks(library, shape, inputs, whole, 99, 1, scaled)[-1]
     for threads in (1, 2, 3):
-        layer = AttentionLayer(library, shape, inputs, 96, threads)
+        layer = AttentionLayer(library, shape, inputs, 96, threads, scaled=scaled)
         layer.run(prompt)
         layer.start += committed
         y = layer.run(nodes, parents)
@@ -335,11 +249,13 @@ def _check_tree(
     return expect("attention tree", library.isa, True, "")
 
 
-def _check_mutations(library: NativeLibrary, shape: AttentionShape, seed: int) -> list[CheckResult]:
+def _check_mutations(
+    library: NativeLibrary, shape: AttentionShape, seed: int, scaled: bool
+) -> list[CheckResult]:
     """Wrong inputs on the exact side must break the bound."""
     inputs = random_inputs(shape, 70, seed)
     rows = list(range(70))
-    layer = AttentionLayer(library, shape, inputs, 96)
+    layer = AttentionLayer(library, shape, inputs, 96, scaled=scaled)
     y = layer.run(rows)
     results = []
 
@@ -348,17 +264,30 @@ def _check_mutations(library: NativeLibrary, shape: AttentionShape, seed: int) -
         caught = not compare("attention", library.isa, y, want, bound).ok
         results.append(expect("attention", library.isa, caught, f"not caught: {what}"))
 
-    kept = layer.cache.values.clone()
-    layer.cache.values[:, [4, 5]] = layer.cache.values[:, [5, 4]]
+    # Codes are moved as bytes: float8 tensors have few operations.
+    raw = [x.view(torch.uint8) if scaled else x for x in (layer.cache.keys, layer.cache.values)]
+    keys, values = raw
+    kept_keys, kept = keys.clone(), values.clone()
+    values[:, [4, 5]] = kept[:, [5, 4]]
     judge("two value rows swapped", shape, inputs)
-    layer.cache.values.copy_(kept)
-    layer.cache.values.copy_(kept.flip(0))
+    values.copy_(kept.flip(0))
     judge("value heads swapped", shape, inputs)
-    layer.cache.values.copy_(kept)
-    kept_keys = layer.cache.keys.clone()
-    layer.cache.keys[:, 1] = kept_keys[:, 0]
+    values.copy_(kept)
+    keys[:, 1] = kept_keys[:, 0]
     judge("a key block read twice", shape, inputs)
-    layer.cache.keys.copy_(kept_keys)
+    keys.copy_(kept_keys)
+    for name, scales in (("key", layer.cache.key_scales), ("value", layer.cache.value_scales)):
+        if scales is not None:
+            kept_scales = scales.clone()
+            scales[0, 40] *= 2
+            judge(f"one {name} with twice its scale", shape, inputs)
+            scales.copy_(kept_scales.roll(1, 1))
+            scales[:, 0] = kept_scales[:, 0]
+            judge(f"{name} scales shifted by a position", shape, inputs)
+            scales.copy_(kept_scales)
+            scales[:, 32:64] = kept_scales[:, :32]
+            judge(f"{name} scales of another block", shape, inputs)
+            scales.copy_(kept_scales)
     halves = inputs.q.view(70, shape.query_heads, 2, shape.dim)
     judge("gate taken from the query half", shape, replace(inputs, q=halves.flip(2).flatten(1)))
     layer.start -= 1

@@ -9,9 +9,12 @@
 // In a tree a row's past is the committed positions and its ancestors. The last blocks are gathered
 // on a scratch of two blocks in which the node at depth i holds position start + i, so that a node
 // has the bits it would have in plain decoding.
+// A cache in e4m3 is decoded block by block into bf16, which is exact. The scale of a key multiplies
+// its finished score, the scale of a value its probability.
 #include "rondo.h"
 #include "vec_math.h"
 
+#include "../kv_cache/e4m3.h"
 #include "../kv_cache/layout.h"
 
 #include <cstdint>
@@ -20,8 +23,10 @@
 
 struct rondo_attention_args {
   const uint16_t* q;  // [rows][Hq][D] bf16
-  uint32_t* keys;
-  uint16_t* values;
+  void* keys;
+  void* values;
+  float* key_scales;  // null: a cache in bf16
+  float* value_scales;
   const uint16_t* gate;    // gate of head h at h * gate_head_stride; null: no gate
   const int32_t* start;    // position of the first row
   const int32_t* parents;  // null: a chain
@@ -49,6 +54,14 @@ constexpr int kSpan = 4 * kBlock;
 struct Running {
   float maximum[kUnitHeads];
   float mass[kUnitHeads];
+};
+
+// Neighbouring blocks of keys and values in bf16, and the scales of their positions.
+struct Span {
+  const uint32_t* keys;
+  const uint16_t* values;
+  const float* key_scales;  // null: none, of keys and of values
+  const float* value_scales;
 };
 
 // Scores of up to 32 positions for G heads; even and odd dimension pairs go to two sums.
@@ -129,17 +142,24 @@ inline void weigh(const float* p, const float* alpha, const uint16_t* values, in
     for (int c = 0; c < VECTORS; c++) store16(acc + g * dim + at + c * kLanes, sum[g][c]);
 }
 
-// Probabilities of one block under the running maximum, in place of its scores; n of 32 count.
-inline float weights(float* s, int n, float* maximum, float* mass) {
+// Probabilities of one block under the running maximum, in place of its scores; n of 32 count. With
+// scales of the block's keys and values, what takes the place is the factor of each value's codes.
+inline float weights(float* s, const float* key_scales, const float* value_scales, int n,
+                     float* maximum, float* mass) {
   const v16f low = splat16(-std::numeric_limits<float>::infinity());
-  v16f a = first_lanes16(load16(s), n, low);
-  v16f b = n > kLanes ? first_lanes16(load16(s + kLanes), n - kLanes, low) : low;
+  v16f a = load16(s), b = n > kLanes ? load16(s + kLanes) : low;
+  if (key_scales) {
+    a = a * load16(key_scales);
+    b = n > kLanes ? b * load16(key_scales + kLanes) : low;
+  }
+  a = first_lanes16(a, n, low);
+  b = n > kLanes ? first_lanes16(b, n - kLanes, low) : low;
   const float before = *maximum, top = max16(maximum16(a, b));
   const float now = top > before ? top : before;
   a = exp16(a - splat16(now));
   b = n > kLanes ? exp16(b - splat16(now)) : splat16(0.0f);
-  store16(s, a);
-  store16(s + kLanes, b);
+  store16(s, value_scales ? a * load16(value_scales) : a);
+  store16(s + kLanes, value_scales ? b * load16(value_scales + kLanes) : b);
   const float alpha = now == before ? 1.0f : exp16(splat16(before - now))[0];
   *maximum = now;
   *mass = *mass * alpha + sum16(a + b);
@@ -148,12 +168,14 @@ inline float weights(float* s, int n, float* maximum, float* mass) {
 
 // Up to four neighbouring blocks of one row for G heads: n valid positions, 1 to 128.
 template <int G>
-void take_span(const uint16_t* q, const uint32_t* keys, const uint16_t* values, int dim, int n,
-               float scale, Running* run, float* acc, bool cold) {
+void take_span(const uint16_t* q, const Span& span, int dim, int n, float scale, Running* run,
+               float* acc, bool cold) {
   alignas(64) float s[G * kSpan];
   float alpha[kSpan / kBlock * kUnitHeads];
   for (int first = 0; first < n; first += kBlock) {
-    const uint32_t* block = keys + int64_t(first) * (dim / 2);
+    const uint32_t* block = span.keys + int64_t(first) * (dim / 2);
+    const float* key_scales = span.key_scales ? span.key_scales + first : nullptr;
+    const float* value_scales = span.value_scales ? span.value_scales + first : nullptr;
     const int left = n - first;
 #if defined(__AVX512F__)
     if (left > kLanes) scores<G, 2>(q, block, dim, scale, s + first, cold);
@@ -163,7 +185,8 @@ void take_span(const uint16_t* q, const uint32_t* keys, const uint16_t* values, 
 #endif
     for (int g = 0; g < G; g++)
       alpha[first / kBlock * kUnitHeads + g] =
-          weights(s + g * kSpan + first, left, &run->maximum[g], &run->mass[g]);
+          weights(s + g * kSpan + first, key_scales, value_scales, left, &run->maximum[g],
+                  &run->mass[g]);
   }
 #if defined(__AVX512F__)
   constexpr int kVectors = 4;
@@ -172,19 +195,19 @@ void take_span(const uint16_t* q, const uint32_t* keys, const uint16_t* values, 
 #endif
   int at = 0;
   for (; at + kVectors * kLanes <= dim; at += kVectors * kLanes)
-    weigh<G, kVectors>(s, alpha, values, dim, at, n, acc);
-  for (; at < dim; at += kLanes) weigh<G, 1>(s, alpha, values, dim, at, n, acc);
+    weigh<G, kVectors>(s, alpha, span.values, dim, at, n, acc);
+  for (; at < dim; at += kLanes) weigh<G, 1>(s, alpha, span.values, dim, at, n, acc);
 }
 
-void take(int heads, const uint16_t* q, const uint32_t* keys, const uint16_t* values, int dim, int n,
-          float scale, Running* run, float* acc, bool cold) {
+void take(int heads, const uint16_t* q, const Span& span, int dim, int n, float scale, Running* run,
+          float* acc, bool cold) {
   switch (heads) {
-    case 1: take_span<1>(q, keys, values, dim, n, scale, run, acc, cold); break;
-    case 2: take_span<2>(q, keys, values, dim, n, scale, run, acc, cold); break;
-    case 3: take_span<3>(q, keys, values, dim, n, scale, run, acc, cold); break;
-    case 4: take_span<4>(q, keys, values, dim, n, scale, run, acc, cold); break;
-    case 5: take_span<5>(q, keys, values, dim, n, scale, run, acc, cold); break;
-    default: take_span<6>(q, keys, values, dim, n, scale, run, acc, cold); break;
+    case 1: take_span<1>(q, span, dim, n, scale, run, acc, cold); break;
+    case 2: take_span<2>(q, span, dim, n, scale, run, acc, cold); break;
+    case 3: take_span<3>(q, span, dim, n, scale, run, acc, cold); break;
+    case 4: take_span<4>(q, span, dim, n, scale, run, acc, cold); break;
+    case 5: take_span<5>(q, span, dim, n, scale, run, acc, cold); break;
+    default: take_span<6>(q, span, dim, n, scale, run, acc, cold); break;
   }
 }
 
@@ -204,16 +227,65 @@ void finish(const rondo_attention_args* a, int64_t row, int head, int heads, con
   }
 }
 
-// Two blocks of keys and values in cache layout, holding one root-to-node path of a tree.
+// The blocks of one key head, decoded where they are e4m3: of those the latest even and the latest
+// odd one stay decoded, which is all that the ends of 32 neighbouring rows need.
+struct Blocks {
+  const KvCache& cache;
+  int64_t head;
+  float* decoded;  // 2 blocks, each [D/2][32] pairs of bf16 and [32][D] bf16
+  int64_t held[2] = {-1, -1};
+
+  int together() const { return cache.scaled() ? 1 : kSpan / kBlock; }
+
+  // The span that begins with a block, of `together` blocks.
+  Span at(int64_t block) {
+    if (!cache.scaled()) {
+      const auto planes = cache.bf16();
+      return {planes.key_block(head, block), planes.value(head, block * kBlock), nullptr, nullptr};
+    }
+    const int64_t scale = cache.scale_at(head, block * kBlock), count = kBlock * cache.dim;
+    uint16_t* keys = reinterpret_cast<uint16_t*>(decoded) + block % 2 * 2 * count;
+    if (held[block % 2] != block) {
+      const auto planes = cache.e4m3();
+      e4m3_decode(reinterpret_cast<uint8_t*>(planes.key_block(head, block)), keys, count);
+      e4m3_decode(planes.value(head, block * kBlock), keys + count, count);
+      held[block % 2] = block;
+    }
+    return {reinterpret_cast<uint32_t*>(keys), keys + count, cache.key_scales + scale,
+            cache.value_scales + scale};
+  }
+};
+
+// Two blocks of keys and values in bf16, holding one root-to-node path of a tree, with the scales of
+// their positions if there are any.
 struct Path {
-  uint32_t* keys;    // [2][D/2][32]
-  uint16_t* values;  // [64][D]
+  KvPlanes<uint32_t, uint16_t> planes;  // one head of 64 positions
+  float* scales;                        // [64] of keys, [64] of values
 
   void put(const KvCache& cache, int64_t head, int64_t position, int at) const {
-    const uint32_t* source = cache.key(head, position);
-    uint32_t* target = keys + int64_t(at / kBlock) * (cache.dim / 2) * kBlock + at % kBlock;
-    for (int64_t i = 0; i < cache.dim / 2; i++) target[i * kBlock] = source[i * kBlock];
-    std::memcpy(values + at * cache.dim, cache.value(head, position), size_t(cache.dim) * 2);
+    alignas(64) uint32_t key[kMaxDim / 2];
+    alignas(64) uint16_t value[kMaxDim];
+    if (cache.scaled()) {
+      alignas(64) uint16_t key_codes[kMaxDim / 2];
+      alignas(64) uint8_t value_codes[kMaxDim];
+      cache.e4m3().get(head, position, key_codes, value_codes);
+      const int64_t count = (cache.dim + 63) / 64 * 64;
+      std::memset(key_codes + cache.dim / 2, 0, size_t(count - cache.dim));
+      std::memset(value_codes + cache.dim, 0, size_t(count - cache.dim));
+      e4m3_decode(reinterpret_cast<uint8_t*>(key_codes), reinterpret_cast<uint16_t*>(key), count);
+      e4m3_decode(value_codes, value, count);
+      scales[at] = cache.key_scales[cache.scale_at(head, position)];
+      scales[2 * kBlock + at] = cache.value_scales[cache.scale_at(head, position)];
+    } else {
+      cache.bf16().get(head, position, key, value);
+    }
+    planes.put(0, at, key, value);
+  }
+
+  Span span(int64_t block, bool scaled) const {
+    const float* first = scaled ? scales + block * kBlock : nullptr;
+    return {planes.key_block(0, block), planes.value(0, block * kBlock), first,
+            scaled ? first + 2 * kBlock : nullptr};
   }
 };
 
@@ -224,9 +296,12 @@ void attend(const rondo_attention_args* a, const KvCache& cache, int kv, int hea
   const int64_t start = *a->start;
   Running run[kBatch];
   float* acc = scratch;
-  const Path path{reinterpret_cast<uint32_t*>(scratch + int64_t(kBatch) * kUnitHeads * dim),
-                  reinterpret_cast<uint16_t*>(scratch + int64_t(kBatch) * kUnitHeads * dim +
-                                              int64_t(dim) * kBlock)};
+  float* path_at = acc + int64_t(kBatch) * kUnitHeads * dim;
+  float* scales = path_at + int64_t(2 * kBlock) * dim;
+  const Path path{{reinterpret_cast<uint32_t*>(path_at),
+                   reinterpret_cast<uint16_t*>(path_at + int64_t(dim) * kBlock), 2 * kBlock, dim},
+                  scales};
+  Blocks blocks{cache, kv, scales + 4 * kBlock};
   const int64_t shared = (depth ? start : start + first + 1) / kBlock;
   int count = 0;
   for (int r = first; r < last; r += step, count++) {
@@ -237,13 +312,14 @@ void attend(const rondo_attention_args* a, const KvCache& cache, int kv, int hea
   }
   std::memset(acc, 0, sizeof(float) * size_t(count) * heads * dim);
   const auto query = [&](int r) { return a->q + (int64_t(r) * a->query_heads + head) * dim; };
-  for (int64_t block = 0; block < shared; block += kSpan / kBlock) {
+  const int most = blocks.together() * kBlock;
+  for (int64_t block = 0; block < shared; block += blocks.together()) {
     const int64_t positions = (shared - block) * kBlock;
+    const Span span = blocks.at(block);
     int i = 0;
     for (int r = first; r < last; r += step, i++)
-      take(heads, query(r), cache.key_block(kv, block), cache.value(kv, block * kBlock), dim,
-           int(positions < kSpan ? positions : kSpan), a->scale, &run[i],
-           acc + int64_t(i) * heads * dim, i == 0);
+      take(heads, query(r), span, dim, int(positions < most ? positions : most), a->scale, &run[i],
+           acc + int64_t(i) * heads * dim, i == 0 && !cache.scaled());
   }
   for (int j = 0; depth && j < start % kBlock; j++) path.put(cache, kv, shared * kBlock + j, j);
   int i = 0, placed = 0;
@@ -251,13 +327,12 @@ void attend(const rondo_attention_args* a, const KvCache& cache, int kv, int hea
     int64_t left = (depth ? start + depth[r] : start + r) + 1 - shared * kBlock;
     for (; depth && placed <= r; placed++)
       path.put(cache, kv, start + placed, int(start % kBlock) + depth[placed]);
-    for (int64_t block = 0; left > 0; block += kSpan / kBlock, left -= kSpan) {
-      const uint32_t* keys = depth ? path.keys + block * (dim / 2) * kBlock
-                                   : cache.key_block(kv, shared + block);
-      const uint16_t* values = depth ? path.values + block * kBlock * dim
-                                     : cache.value(kv, (shared + block) * kBlock);
-      take(heads, query(r), keys, values, dim, int(left < kSpan ? left : kSpan), a->scale, &run[i],
-           acc + int64_t(i) * heads * dim, i == 0 && !depth);
+    const int step_blocks = depth ? 2 : blocks.together();
+    for (int64_t block = 0; left > 0; block += step_blocks, left -= step_blocks * kBlock) {
+      const Span span = depth ? path.span(block, cache.scaled()) : blocks.at(shared + block);
+      const int positions = int(left < step_blocks * kBlock ? left : step_blocks * kBlock);
+      take(heads, query(r), span, dim, positions, a->scale, &run[i], acc + int64_t(i) * heads * dim,
+           i == 0 && !depth && !cache.scaled());
     }
     finish(a, r, head, heads, run[i], acc + int64_t(i) * heads * dim);
   }
@@ -280,7 +355,7 @@ void attend_heads(const rondo_attention_args* a, const KvCache& cache, int kv, i
 }  // namespace
 
 RONDO_OP(attention) {
-  const KvCache cache{a->keys, a->values, a->capacity, a->dim};
+  const KvCache cache{a->keys, a->values, a->key_scales, a->value_scales, a->capacity, a->dim};
   const int group = a->query_heads / a->key_heads;
   float* scratch = a->scratch + worker * a->scratch_floats;
   int32_t depths[kBatch];

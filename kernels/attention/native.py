@@ -22,6 +22,8 @@ class _Args(ctypes.Structure):
         ("q", ctypes.c_void_p),
         ("keys", ctypes.c_void_p),
         ("values", ctypes.c_void_p),
+        ("key_scales", ctypes.c_void_p),
+        ("value_scales", ctypes.c_void_p),
         ("gate", ctypes.c_void_p),
         ("start", ctypes.c_void_p),
         ("parents", ctypes.c_void_p),
@@ -59,7 +61,8 @@ def attention(
     Row t of a chain sees positions 0 .. start + t; a tree node sees the committed positions and
     its ancestors, with the bits it would have at position start + depth of a chain. Scores,
     probabilities and sums stay in float32, positions are taken in blocks of 32 aligned to the
-    absolute position.
+    absolute position. A cache in e4m3 gives each score the scale of its key and each probability
+    that of its value.
 
     Args:
         q: bf16 [>= rows, Hq, D] from `attention_prepare`.
@@ -86,11 +89,11 @@ def attention(
     out_at, out_stride = require_rows("out", out, torch.bfloat16, rows, query_heads * dim)
     running = _BATCH_ROWS * _HEADS_AT_ONCE * dim
     path = 2 * BLOCK * dim  # two blocks of keys and of values, bf16
-    scratch, scratch_bytes = tape.pool.scratch(4 * (running + path))
+    scales, decoded = (4 * BLOCK, path) if cache.scaled else (0, 0)
+    scratch, scratch_bytes = tape.pool.scratch(4 * (running + path + scales + decoded))
     args = _Args(
         q=require("q", q, torch.bfloat16, (None, query_heads, dim)),
-        keys=cache.keys.data_ptr(),
-        values=cache.values.data_ptr(),
+        **cache.addresses,
         start=require("start", start, torch.int32, (1,)),
         out=out_at,
         scratch=scratch,
@@ -116,6 +119,6 @@ def attention(
         "rondo_attention",
         args,
         (q, cache, start, out, gated, parents),
-        bytes_read=4 * heads * dim * (expected_length + rows) + 2 * rows * query_heads * dim,
+        bytes_read=cache.position_bytes * (expected_length + rows) + 2 * rows * query_heads * dim,
         flops=4 * rows * query_heads * dim * (expected_length + (rows + 1) // 2),
     )

@@ -14,7 +14,7 @@
 
 struct rondo_block_attention_args {
   const uint16_t* q;  // [rows][Hq][D] bf16
-  uint32_t* keys;
+  uint32_t* keys;  // of a cache in bf16
   uint16_t* values;
   const int32_t* start;  // position of the first row of the block
   const int32_t* first;  // first position the cache holds
@@ -32,7 +32,6 @@ struct rondo_block_attention_args {
 namespace {
 
 constexpr int kLanes = 16;
-constexpr int kMaxDim = 256;
 constexpr float kLow = -std::numeric_limits<float>::infinity();
 
 // Lanes `from` to `to` - 1 of x, minus infinity elsewhere.
@@ -69,7 +68,8 @@ inline void weigh(const float* p, float alpha, const uint16_t* values, int dim, 
   for (int c = 0; c < VECTORS; c++) store16(acc + at + c * kLanes, sum[c]);
 }
 
-void attend(const rondo_block_attention_args* a, const KvCache& cache, int row, int head) {
+void attend(const rondo_block_attention_args* a, const KvPlanes<uint32_t, uint16_t>& cache, int row,
+            int head) {
   const int dim = a->dim, kv = head / (a->query_heads / a->key_heads);
   const int64_t position = int64_t(*a->start) + row, end = int64_t(*a->start) + a->rows;
   const int64_t reach = position - a->window + 1;
@@ -105,7 +105,7 @@ void attend(const rondo_block_attention_args* a, const KvCache& cache, int row, 
 }  // namespace
 
 RONDO_OP(block_attention) {
-  const KvCache cache{a->keys, a->values, a->capacity, a->dim};
+  const KvPlanes<uint32_t, uint16_t> cache{a->keys, a->values, a->capacity, a->dim};
   const bool valid = *a->first >= 0 && *a->start >= *a->first &&
                      int64_t(*a->start) + a->rows <= a->capacity;
   for (int unit = worker; unit < a->rows * a->query_heads; unit += workers) {

@@ -64,6 +64,8 @@ def block_attention(
         raise ValueError(f"rows must lie in 1..{cache.capacity}, got {rows}")
     if query_heads % heads:
         raise ValueError(f"{query_heads} query heads do not divide into {heads} key heads")
+    if cache.scaled:
+        raise ValueError("block_attention takes a cache in bf16")
     if window < 1:
         raise ValueError(f"the window must be positive, got {window}")
     if q.shape[0] < rows:

@@ -8,6 +8,7 @@
 #include "rondo.h"
 #include "vec_math.h"
 
+#include "../kv_cache/e4m3.h"
 #include "../kv_cache/layout.h"
 
 #include <cstdint>
@@ -25,8 +26,10 @@ struct rondo_attention_prepare_args {
   const int32_t* pending_count;  // null: nothing to move
   const int32_t* pending_rows;
   uint16_t* q_out;  // [rows][Hq][D]
-  uint32_t* keys;
-  uint16_t* values;
+  void* keys;
+  void* values;
+  float* key_scales;  // null: a cache in bf16
+  float* value_scales;
   int64_t q_stride;
   int64_t q_head_stride;  // 2 * D where every query is followed by its gate
   int64_t k_stride;
@@ -44,7 +47,6 @@ struct rondo_attention_prepare_args {
 namespace {
 
 constexpr int kLanes = 16;
-constexpr int kMaxDim = 256;
 constexpr int kMaxNodes = 32;
 
 // round(x * rsqrt(mean x^2 + eps) * scale), then the rotation of the leading dimensions with its
@@ -75,10 +77,32 @@ void norm_rotate(const uint16_t* x, const float* scale, const uint16_t* angles, 
 }
 
 void copy_position(const KvCache& cache, int64_t head, int64_t from, int64_t to) {
-  const uint32_t* source = cache.key(head, from);
-  uint32_t* target = cache.key(head, to);
-  for (int64_t i = 0; i < cache.dim / 2; i++) target[i * kBlock] = source[i * kBlock];
-  std::memcpy(cache.value(head, to), cache.value(head, from), size_t(cache.dim) * 2);
+  if (!cache.scaled()) {
+    cache.bf16().copy(head, from, to);
+    return;
+  }
+  cache.e4m3().copy(head, from, to);
+  const int64_t source = cache.scale_at(head, from), target = cache.scale_at(head, to);
+  cache.key_scales[target] = cache.key_scales[source];
+  cache.value_scales[target] = cache.value_scales[source];
+}
+
+// A key and a value of bf16 to where they belong, as codes and scales where the cache has those.
+void append(const KvCache& cache, int64_t head, int64_t slot, const uint16_t* key,
+            const uint16_t* value) {
+  if (!cache.scaled()) {
+    uint32_t pairs[kMaxDim / 2];
+    std::memcpy(pairs, key, size_t(cache.dim) * 2);
+    cache.bf16().put(head, slot, pairs, value);
+    return;
+  }
+  alignas(64) uint16_t key_codes[kMaxDim / 2];
+  alignas(64) uint8_t value_codes[kMaxDim];
+  const int64_t scale = cache.scale_at(head, slot);
+  cache.key_scales[scale] =
+      e4m3_encode(key, int(cache.dim), reinterpret_cast<uint8_t*>(key_codes));
+  cache.value_scales[scale] = e4m3_encode(value, int(cache.dim), value_codes);
+  cache.e4m3().put(head, slot, key_codes, value_codes);
 }
 
 void key_head(const rondo_attention_prepare_args* a, const KvCache& cache, const int32_t* depth,
@@ -95,10 +119,7 @@ void key_head(const rondo_attention_prepare_args* a, const KvCache& cache, const
     if (slot < 0 || slot >= a->capacity || at >= a->positions) continue;
     norm_rotate(a->k + r * a->k_stride + int64_t(head) * a->dim, a->k_scale,
                 a->table + at * a->rotary_dim, a->dim, a->rotary_dim, a->eps, key);
-    uint32_t* column = cache.key(head, slot);
-    for (int64_t i = 0; i < a->dim / 2; i++) std::memcpy(column + i * kBlock, key + 2 * i, 4);
-    std::memcpy(cache.value(head, slot), a->v + r * a->v_stride + int64_t(head) * a->dim,
-                size_t(a->dim) * 2);
+    append(cache, head, slot, key, a->v + r * a->v_stride + int64_t(head) * a->dim);
   }
 }
 
@@ -120,7 +141,7 @@ void query_head(const rondo_attention_prepare_args* a, const int32_t* depth, int
 }  // namespace
 
 RONDO_OP(attention_prepare) {
-  const KvCache cache{a->keys, a->values, a->capacity, a->dim};
+  const KvCache cache{a->keys, a->values, a->key_scales, a->value_scales, a->capacity, a->dim};
   const int64_t start = *a->start;
   int32_t depths[kMaxNodes];
   const int32_t* depth = nullptr;

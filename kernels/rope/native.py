@@ -30,6 +30,8 @@ class _Args(ctypes.Structure):
         ("q_out", ctypes.c_void_p),
         ("keys", ctypes.c_void_p),
         ("values", ctypes.c_void_p),
+        ("key_scales", ctypes.c_void_p),
+        ("value_scales", ctypes.c_void_p),
         ("q_stride", ctypes.c_int64),
         ("q_head_stride", ctypes.c_int64),
         ("k_stride", ctypes.c_int64),
@@ -71,7 +73,8 @@ def attention_prepare(
     parents: Tensor | None = None,
     name: str = "attention_prepare",
 ) -> None:
-    """q_out = rotated norm of the queries; keys and values appended at start + row.
+    """q_out = rotated norm of the queries; keys and values appended at start + row, in e4m3 where the
+    cache is: bf16 rows as `kernels.kv_cache.reference.quantise` has them.
 
     Positions named by `pending` first move to the end of the committed ones: row pending.rows[j]
     of the previous pass goes to start - pending.count + j. The rotary position of a row is
@@ -112,8 +115,7 @@ def attention_prepare(
         k_scale=require("k_scale", k_scale, torch.float32, (dim,)),
         table=require("table", table, torch.bfloat16, (None, None)),
         start=require("start", start, torch.int32, (1,)),
-        keys=cache.keys.data_ptr(),
-        values=cache.values.data_ptr(),
+        **cache.addresses,
         k_stride=k_stride,
         v_stride=v_stride,
         eps=eps,

@@ -10,12 +10,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernels.attention.check import (
+from kernels.attention.check import check
+from kernels.attention.check_layer import (
     EPS,
     AttentionInputs,
     AttentionLayer,
     AttentionShape,
-    check,
     random_inputs,
 )
 from kernels.attention.native import attention
@@ -45,10 +45,15 @@ def _shapes(draw: st.DrawFn) -> AttentionShape:
 
 
 def _single_rows(
-    library: NativeLibrary, shape: AttentionShape, inputs: AttentionInputs, rows: list[int]
+    library: NativeLibrary,
+    shape: AttentionShape,
+    inputs: AttentionInputs,
+    rows: list[int],
+    *,
+    scaled: bool = False,
 ) -> torch.Tensor:
     outputs = []
-    with closing(AttentionLayer(library, shape, inputs, len(rows))) as layer:
+    with closing(AttentionLayer(library, shape, inputs, len(rows), scaled=scaled)) as layer:
         for row in rows:
             outputs.append(layer.run([row]))
             layer.start += 1
@@ -66,18 +71,26 @@ def test_check_passes(library: NativeLibrary) -> None:
     kind=_kinds,
     sizes=st.lists(st.integers(1, 45), min_size=1, max_size=4),
     threads=st.integers(1, 3),
+    scaled=st.booleans(),
 )
 def test_any_chunking_equals_single_rows(
-    fastest: NativeLibrary, shape: AttentionShape, kind: str, sizes: list[int], threads: int
+    fastest: NativeLibrary,
+    shape: AttentionShape,
+    kind: str,
+    sizes: list[int],
+    threads: int,
+    scaled: bool,
 ) -> None:
     inputs = random_inputs(shape, sum(sizes), 1, kind)
     outputs, at = [], 0
-    with closing(AttentionLayer(fastest, shape, inputs, sum(sizes), threads)) as layer:
+    layer = AttentionLayer(fastest, shape, inputs, sum(sizes), threads, scaled=scaled)
+    with closing(layer):
         for size in sizes:
             outputs.append(layer.run(list(range(at, at + size))))
             layer.start += size
             at += size
-    assert same_bits(torch.cat(outputs), _single_rows(fastest, shape, inputs, list(range(at))))
+    wanted = _single_rows(fastest, shape, inputs, list(range(at)), scaled=scaled)
+    assert same_bits(torch.cat(outputs), wanted)
 
 
 @_shared
@@ -87,6 +100,7 @@ def test_any_chunking_equals_single_rows(
     committed=st.integers(0, 70),
     nodes=st.integers(1, 32),
     threads=st.integers(1, 3),
+    scaled=st.booleans(),
 )
 def test_tree_nodes_equal_their_paths(
     fastest: NativeLibrary,
@@ -95,6 +109,7 @@ def test_tree_nodes_equal_their_paths(
     committed: int,
     nodes: int,
     threads: int,
+    scaled: bool,
 ) -> None:
     parents: list[int] = []
     path: list[int] = []
@@ -109,7 +124,8 @@ def test_tree_nodes_equal_their_paths(
     prompt = list(range(committed))
     tree = list(range(committed, committed + nodes))
     last = committed + nodes
-    with closing(AttentionLayer(fastest, shape, inputs, committed + nodes + 33, threads)) as layer:
+    layer = AttentionLayer(fastest, shape, inputs, committed + nodes + 33, threads, scaled=scaled)
+    with closing(layer):
         if prompt:
             layer.run(prompt)
             layer.start += committed
@@ -117,23 +133,24 @@ def test_tree_nodes_equal_their_paths(
         layer.accept(chosen)
         after = layer.run([last])
     rows = [*prompt, *(tree[i] for i in chosen), last]
-    with closing(AttentionLayer(fastest, shape, inputs, len(rows))) as layer:
+    with closing(AttentionLayer(fastest, shape, inputs, len(rows), scaled=scaled)) as layer:
         wanted = layer.run(rows)
     assert same_bits(y[chosen], wanted[committed:-1])
     assert same_bits(after[0], wanted[-1])
 
 
-def test_rejected_rows_leave_no_trace(fastest: NativeLibrary) -> None:
+@pytest.mark.parametrize("scaled", [False, True])
+def test_rejected_rows_leave_no_trace(fastest: NativeLibrary, scaled: bool) -> None:
     shape = AttentionShape(4, 1, 64, 16)
     inputs = random_inputs(shape, 20, 3)
     inputs.v[6:9] = float("inf")
-    with closing(AttentionLayer(fastest, shape, inputs, 20)) as layer:
+    with closing(AttentionLayer(fastest, shape, inputs, 20, scaled=scaled)) as layer:
         layer.run(list(range(5)))
         layer.start += 5
         first = layer.run([5, 6, 7, 8])[0]
         layer.start += 1
         second = layer.run([10])[0]
-    wanted = _single_rows(fastest, shape, inputs, [0, 1, 2, 3, 4, 5, 10])
+    wanted = _single_rows(fastest, shape, inputs, [0, 1, 2, 3, 4, 5, 10], scaled=scaled)
     assert same_bits(torch.stack((first, second)), wanted[-2:])
 
 
