@@ -30,7 +30,7 @@ from engine.load.checkpoint import Checkpoint, read_checkpoint
 from engine.measure.kernel_table import kernel_table
 from engine.measure.price_store import live_prices
 from engine.model.backend import Backend
-from engine.model.choose import open_backend
+from engine.model.choose import open_backend, scaled_kv
 from engine.model.engaged import Engaged
 from engine.model.threads import MOST_THREADS
 from engine.paths import profile_path
@@ -123,6 +123,7 @@ class Engine(EngineCompares):
             on_progress=on_progress,
             cancel=cancel,
             keep_float32=compute == "float32",
+            scaled_kv=scaled_kv(knobs, device=device, float32=compute == "float32"),
             context_tokens=wanted_tokens,
         )
         memory = open_memory(

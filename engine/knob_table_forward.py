@@ -55,6 +55,14 @@ FORWARD: tuple[Knob, ...] = (
         backends=_BOTH, why=_READABLE,
     ),
     Knob(
+        "KV_FP8", "bool", "0",
+        "Keep keys and values, the MTP head's too, in e4m3 with a scale for each head and token: half the "
+        "bytes of the context.",
+        "near-tie", "reload", "attention over an e4m3 cache", "verify",
+        why="the readable operations keep plain rows",
+        why_cuda="the cache and its attention kernel hold bf16 alone",
+    ),
+    Knob(
         "GRAPH_MAX_CTX", "int", "262144",
         "The longest context that is served from recordings; beyond it every operation is issued anew.",
         "identical", "live", "tape replays", "verify", 0, 1048576,

@@ -33,8 +33,6 @@ def _idle(
 
 IDLE: tuple[Knob, ...] = (
     # Verify
-    _idle("KV_FP8", "bool", "0", "Keep keys and values in e4m3 with one scale a head and token.",
-          "near-tie", "verify", "the cache and its attention kernel hold bf16 alone", flip="reload"),
     _idle("TREE_HOST_DEPTH", "bool", "1", "Take a tree's depth from the host instead of a device read.",
           "identical", "verify", "host and device are one here"),
     _idle("TREE_ALIAS_STATE", "bool", "0", "Start a tree from the state itself, not from a copy.",

@@ -27,7 +27,7 @@ BEGIN, END = "<!-- switches: begin -->", "<!-- switches: end -->"
 ALTERNATIVES: tuple[str, ...] = (
     "MTP_DEPTH=1", "MTP_DEPTH=2", "MTP_DEPTH=4", "MTP_TREE=2", "VERIFY_ROWS=2", "TREE_NODES=1", "LOOKUP=1",
     "LEN_SWITCH=1,LOOKUP=1,MTP_DEPTH=4", "CPU_THREADS=2", "COMMIT_IN_VERIFY=0,FUSED_COMMIT=0",
-    "GQA_FROM=1",
+    "COMMIT_IN_VERIFY=0,RANKK=0", "GQA_FROM=1",
 )  # fmt: skip
 # Switches of the prompt alone, which a round does not show, and those among the alternatives.
 ELSEWHERE = frozenset(

@@ -118,6 +118,7 @@ def read_checkpoint(
     *,
     context_tokens: int | None = None,
     keep_float32: bool = False,
+    scaled_kv: bool = False,
     on_progress: Callable[[LoadProgress], None] | None = None,
     cancel: threading.Event | None = None,
     available_bytes: int | None = None,
@@ -128,6 +129,7 @@ def read_checkpoint(
         path: the folder.
         context_tokens: the context the caller will hold, for the memory estimate; None: the model's own.
         keep_float32: leave F32 tensors as they are instead of rounding them to BF16.
+        scaled_kv: the context will be held in e4m3, for the memory estimate.
         on_progress: called with bytes read and the total, rising, the last time with both equal.
         cancel: checked at least every 64 MB.
         available_bytes: memory to stay within; None asks the machine.
@@ -143,7 +145,8 @@ def read_checkpoint(
     found = inspect_checkpoint(path)
     plan, config = found.plan, found.plan.config
     available = available_memory_bytes() if available_bytes is None else available_bytes
-    check_memory(memory_need(plan, context_tokens, keep_float32=keep_float32), available)
+    need = memory_need(plan, context_tokens, keep_float32=keep_float32, scaled_kv=scaled_kv)
+    check_memory(need, available)
     total_bytes = sum(entry.nbytes for entry in plan.entries)
     with (
         allocating(f"the weights of {_model_name(found.path)}", kept=KEPT),
@@ -170,11 +173,15 @@ def read_checkpoint(
 
 
 def memory_need(
-    plan: LoadPlan, context_tokens: int | None = None, *, keep_float32: bool = False
+    plan: LoadPlan,
+    context_tokens: int | None = None,
+    *,
+    keep_float32: bool = False,
+    scaled_kv: bool = False,
 ) -> MemoryNeed:
     """Bytes that a model takes once loaded, with a context of so many tokens (None: its own).
 
-    A context longer than the model's own counts as that.
+    A context longer than the model's own counts as that; `scaled_kv`: it is held in e4m3.
     """
     config = plan.config
     tokens = min(config.context_tokens, context_tokens or config.context_tokens)
@@ -191,7 +198,7 @@ def memory_need(
     return MemoryNeed(
         weight_bytes=weight_bytes,
         transient_bytes=max(entry.nbytes for entry in plan.entries),
-        kv_bytes=config.kv_bytes_per_token * tokens,
+        kv_bytes=config.kv_bytes_per_token(scaled=scaled_kv) * tokens,
         context_tokens=tokens,
         state_bytes=2 * config.state_bytes,  # the committed state and the one a round works on
     )

@@ -77,15 +77,23 @@ class Arena:
     draft_sums: Tensor  # float32 [MAX_DRAFT], ln of the sum of exponentials of each step's logits
 
     @staticmethod
-    def build(config: ModelConfig, widths: Widths, *, rows: int, capacity: int, mtp: bool) -> Arena:
-        """Allocate for passes of up to `rows` rows and `capacity` positions."""
+    def build(
+        config: ModelConfig,
+        widths: Widths,
+        *,
+        rows: int,
+        capacity: int,
+        mtp: bool,
+        scaled_kv: bool = False,
+    ) -> Arena:
+        """Allocate for passes of up to `rows` rows and `capacity` positions; `scaled_kv`: kept in e4m3."""
         hidden = config.hidden_size
         shape = delta_shape(config)
         bf16, int32 = torch.bfloat16, torch.int32
         positions = capacity + VERIFY_ROWS
 
         def cache() -> KvCache:
-            return KvCache.zeros(positions, config.kv_heads, config.head_dim)
+            return KvCache.zeros(positions, config.kv_heads, config.head_dim, scaled=scaled_kv)
 
         delta = {
             layer: DeltaBuffers(

@@ -27,15 +27,15 @@ class ByteModel:
     head_bytes: int
     mtp_bytes: int
     state_bytes: int  # recurrent state of all delta layers, float32
-    kv_bytes_per_token: int  # all attention layers, bf16
+    kv_bytes_per_token: int  # all attention layers, scales included
     mtp_kv_bytes_per_token: int
 
     @staticmethod
-    def of(config: ModelConfig, weights: ModelWeights) -> ByteModel:
-        """The byte model of loaded weights in their stored form."""
+    def of(config: ModelConfig, weights: ModelWeights, *, scaled_kv: bool = False) -> ByteModel:
+        """The byte model of loaded weights in their stored form; `scaled_kv`: with a cache in e4m3."""
         layers = sum(part.nbytes for layer in weights.layers for part in parts_of(layer))
         mtp = 0 if weights.mtp is None else sum(part.nbytes for part in parts_of(weights.mtp))
-        kv = 2 * 2 * config.kv_rows  # key and value, two bytes each
+        kv = config.kv_layer_bytes(scaled=scaled_kv)
         state = 4 * config.value_heads * config.key_dim * config.value_dim
         return ByteModel(
             trunk_bytes=layers + weights.final_norm.nbytes,

@@ -80,6 +80,13 @@ class OpenedBackend:
         )
 
 
+def scaled_kv(knobs: KnobSet, *, device: str, float32: bool) -> bool:
+    """Whether keys and values will be held in e4m3: the native kernels alone do that."""
+    wanted = knobs.choice("CPU_ISA")
+    gpu = device == "cuda" or (device == "auto" and not wanted and torch.cuda.is_available())
+    return knobs.flag("KV_FP8") and not (float32 or gpu or wanted == "reference")
+
+
 def open_backend(
     checkpoint: Checkpoint,
     *,

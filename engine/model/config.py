@@ -140,10 +140,16 @@ class ModelConfig:
         own = 2 * self.hidden_size * self.hidden_size + 3 * self.hidden_size
         return own + self.mtp_layers * self.attention_layer_parameters
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """BF16 key and value bytes of one token over all attention layers, the MTP layer's too."""
-        return 2 * 2 * self.kv_rows * (len(self.attention_layers) + self.mtp_layers)
+    def kv_bytes_per_token(self, *, scaled: bool = False) -> int:
+        """Key and value bytes of one token over all attention layers, the MTP layer's too.
+
+        BF16, or e4m3 with a float32 scale for each head if `scaled`.
+        """
+        return self.kv_layer_bytes(scaled=scaled) * (len(self.attention_layers) + self.mtp_layers)
+
+    def kv_layer_bytes(self, *, scaled: bool = False) -> int:
+        """Key and value bytes of one token in one attention layer."""
+        return 2 * (self.kv_rows + 4 * self.kv_heads if scaled else 2 * self.kv_rows)
 
     @property
     def state_bytes(self) -> int:

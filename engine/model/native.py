@@ -78,7 +78,8 @@ class NativeBackend:
         self.pool = pool
         self._found_threads = 0  # before a switch asked for a number of its own
         self._graphs: VerifyGraphs[PassTape] = VerifyGraphs()
-        self._bytes = ByteModel.of(config, weights)
+        scaled_kv = knobs.flag("KV_FP8")
+        self._bytes = ByteModel.of(config, weights, scaled_kv=scaled_kv)
         self._engaged = Engaged()
         self.apply_knobs(knobs)
         self._packing = Packing(
@@ -92,7 +93,12 @@ class NativeBackend:
             on_layer=on_layer,
         )
         self._arena = Arena.build(
-            config, packed.widths, rows=MAX_ROWS, capacity=capacity, mtp=packed.mtp is not None
+            config,
+            packed.widths,
+            rows=MAX_ROWS,
+            capacity=capacity,
+            mtp=packed.mtp is not None,
+            scaled_kv=scaled_kv,
         )
         self._mtp = NativeMtp(self._arena, capacity, tokens)
         self.block: BlockCheckpoint | None = None
@@ -159,13 +165,11 @@ class NativeBackend:
         self._mtp.add(self._run, path, ids, in_round=True)
         if self._block is not None:
             self._block.add(self._run, path, in_round=True)
-        self._commits.keep(
-            self._run,
-            self._commit_way,
-            path,
-            self.length,
-            lambda: self._pass("replay", ids, in_round=True),
-        )
+
+        def replay() -> None:
+            self._pass("replay", ids, in_round=True)
+
+        self._commits.keep(self._run, self._commit_way, path, self.length, replay)
         self.length += len(path)
 
     def draft(self, anchor: int, depth: int) -> list[int]:
@@ -220,8 +224,7 @@ class NativeBackend:
         return self._bytes.draft_bytes(steps, self.length)
 
     def written_bytes(self) -> int:
-        way = self._commit_way
-        return self._bytes.state_bytes * (way.by_record + way.replay)
+        return self._bytes.state_bytes * (self._commit_way.by_record + self._commit_way.replay)
 
     def suspect_layer(self) -> str:
         # A drafter that computed no number proposed -1, which no embedding row stands for.

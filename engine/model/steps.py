@@ -29,6 +29,7 @@ from kernels.cpu.product import PRIVATE_ROWS, PackedLinear
 from kernels.elementwise.native import add
 from kernels.gated_delta import native as delta_kernel
 from kernels.gated_delta.buffers import DeltaRecord
+from kernels.kv_cache.native import KvCache
 from kernels.rms_norm import native as norm_kernel
 from kernels.rope import native as rope_kernel
 from kernels.tape import Pool, Tape
@@ -115,10 +116,18 @@ def linear(
 
 
 def attention(
-    tape: Tape, *, rows: int, expected_length: int = 0, name: str = "attention", **operands: Any
+    tape: Tape,
+    *,
+    rows: int,
+    cache: KvCache,
+    expected_length: int = 0,
+    name: str = "attention",
+    **operands: Any,
 ) -> None:
     """See `kernels.attention.native.attention`."""
     switches = _switches(tape)
+    operands["cache"] = cache
+    tape.count("attention over an e4m3 cache" if cache.scaled else "attention over a bf16 cache")
     if rows <= PRIVATE_ROWS:
         kind, by_kernel = "narrow attention", switches.attention
     else:

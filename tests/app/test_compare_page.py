@@ -95,14 +95,14 @@ def test_the_axis_is_written_without_exponents(value, said) -> None:
 def test_what_is_compared_is_told_before_the_start(console) -> None:
     one = console()
     form = one.window.compare.form
-    one.window.candidate.replace({GRAPH: "0", DEPTH: "3", ISA: "avx2", "QWEN38_KV_FP8": "1"})
+    one.window.candidate.replace({GRAPH: "0", DEPTH: "3", ISA: "avx2", "QWEN38_HOST_ASYNC": "1"})
     one.window.show_compare()
     by_name = {line[0]: line[1:] for line in form.sides.lines()}
     assert by_name[GRAPH] == ("1", "0", "")
     assert by_name[DEPTH] == ("3", "3", "◆ the same on both sides")
     assert by_name[ISA][:2] == ("(empty)", "avx2")
     assert "loaded anew" in by_name[ISA][2]
-    assert "not available" in by_name["QWEN38_KV_FP8"][2]
+    assert "not available" in by_name["QWEN38_HOST_ASYNC"][2]
     one.window.candidate.replace({GRAPH: "0"})
     one.bridge.set_knobs({GRAPH: "0"})
     one.wait(lambda: form.sides.lines() == [(GRAPH, "0", "0", "◆ the same on both sides")])

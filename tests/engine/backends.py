@@ -91,12 +91,15 @@ def _reference_snapshot(backend: Backend) -> dict[str, Tensor]:
     return {name: part.clone() for name, part in parts.items()}
 
 
-def _native(config: ModelConfig, weights: ModelWeights, capacity: int) -> Backend:
-    # Packing frees what it is given, and the kernels read bf16.
-    own = copy.deepcopy(in_dtype(weights, torch.bfloat16))
-    knobs = KnobSet.resolve(environ={})
-    pool = Pool(load_library(), 1)
-    return NativeBackend(config, own, capacity=capacity, knobs=knobs, pool=pool)
+def _native(**environ: str) -> Callable[[ModelConfig, ModelWeights, int], Backend]:
+    def make(config: ModelConfig, weights: ModelWeights, capacity: int) -> Backend:
+        # Packing frees what it is given, and the kernels read bf16.
+        own = copy.deepcopy(in_dtype(weights, torch.bfloat16))
+        knobs = KnobSet.resolve(environ=environ)
+        pool = Pool(load_library(), 1)
+        return NativeBackend(config, own, capacity=capacity, knobs=knobs, pool=pool)
+
+    return make
 
 
 def _native_snapshot(backend: Backend) -> dict[str, Tensor]:
@@ -107,5 +110,6 @@ def _native_snapshot(backend: Backend) -> dict[str, Tensor]:
 KINDS = (
     BackendKind("reference float32", 1e-5, _reference(torch.float32), _reference_snapshot),
     BackendKind("reference bfloat16", 5e-2, _reference(torch.bfloat16), _reference_snapshot),
-    BackendKind("native", 0, _native, _native_snapshot),
+    BackendKind("native e4m3 cache", 0, _native(QWEN38_KV_FP8="1"), _native_snapshot),
+    BackendKind("native", 0, _native(), _native_snapshot),
 )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -330,9 +331,13 @@ def test_the_estimate_counts_what_is_read_and_the_context(tmp_path: Path) -> Non
     plan = inspect_checkpoint(tmp_path).plan
     need = memory_need(plan, 100)
     assert need.weight_bytes == read_checkpoint(tmp_path).weight_bytes
-    assert need.kv_bytes == 100 * plan.config.kv_bytes_per_token
-    assert memory_need(plan).kv_bytes == 512 * plan.config.kv_bytes_per_token
+    assert need.kv_bytes == 100 * plan.config.kv_bytes_per_token()
+    assert memory_need(plan).kv_bytes == 512 * plan.config.kv_bytes_per_token()
     assert memory_need(plan, 10**6) == memory_need(plan)
+    config, halved = plan.config, memory_need(plan, 100, scaled_kv=True)
+    scales = 4 * config.kv_heads * (len(config.attention_layers) + config.mtp_layers)
+    assert halved.kv_bytes == need.kv_bytes // 2 + 100 * 2 * scales
+    assert replace(halved, kv_bytes=need.kv_bytes) == need
 
 
 def test_short_memory_is_refused_with_the_numbers_before_reading(tmp_path: Path) -> None:

@@ -75,9 +75,10 @@ def one_by_one(backend: NativeBackend, ids: list[int]) -> torch.Tensor:
     return torch.stack([torch.from_numpy(backend.prefill([i]).logits[0].copy()) for i in ids])
 
 
-@pytest.fixture(scope="module", params=FORMATS)
+@pytest.fixture(scope="module", params=[*FORMATS, "nvfp4 KV_FP8"])
 def backend(request: pytest.FixtureRequest) -> Iterator[NativeBackend]:
-    made = make(request.param)
+    weight_format, *on = request.param.split()
+    made = make(weight_format, **dict.fromkeys(on, "1"))
     yield made
     made.close()
 
