@@ -23,7 +23,6 @@ GROUPS = {
 }
 _CPU = ("native", "reference")
 _ALL = (*_CPU, "cuda")
-_NO_BLOCK = "the GPU backend runs no block drafter"
 
 _ROUND: tuple[Knob, ...] = (
     # Verify and commit
@@ -110,26 +109,26 @@ _ROUND: tuple[Knob, ...] = (
         "DFLASH2", "path", "",
         "The folder of a block drafter's checkpoint; empty takes the one beside the model, off takes none.",
         "proposes-only", "reload", "tokens drafted by the block drafter", "drafters",
-        backends=_CPU, why_cuda=_NO_BLOCK,
+        backends=_ALL,
     ),
     Knob(
         "DF2_TEMP", "float", "1.0",
         "Temperature of the block drafter's probabilities when a tree is chosen from them.",
         "proposes-only", "live", "tokens drafted by the block drafter", "drafters", 0.02, 10,
-        backends=_CPU, why_cuda=_NO_BLOCK, needs=("the block drafter",),
+        backends=_ALL, needs=("the block drafter",),
     ),
     Knob(
         "DF2_TREE_MODE", "choice", "nodes",
         "Grow the block drafter's tree by its best single nodes, or by whole branches.",
         "proposes-only", "live", "tokens drafted by the block drafter", "drafters",
         choices=("nodes", "paths"),
-        backends=_CPU, why_cuda=_NO_BLOCK, needs=("the block drafter",),
+        backends=_ALL, needs=("the block drafter",),
     ),
     Knob(
         "DRAFT_NVFP4", "bool", "0",
         "Keep the block drafter's projections in NVFP4: a quarter of the bytes a draft reads.",
         "proposes-only", "reload", "tokens drafted by the block drafter", "drafters",
-        backends=_CPU, why_cuda=_NO_BLOCK, needs=("the block drafter",),
+        backends=_ALL, needs=("the block drafter",),
     ),
     # Router
     Knob(

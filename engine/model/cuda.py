@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.errors import UnsupportedModelError
 from engine.knobs import KnobSet
 from engine.load.drafter import BlockCheckpoint
 from engine.load.weights import ModelWeights
@@ -25,10 +24,13 @@ from engine.model.block_forward import BlockRows
 from engine.model.byte_model import ByteModel
 from engine.model.config import ModelConfig
 from engine.model.cuda_arena import MAX_ROWS, Arena, PassInputs, cached_positions
+from engine.model.cuda_block import CONTEXT, DRAFT, CudaBlock, check_block
+from engine.model.cuda_bodies import body_of
 from engine.model.cuda_forward import CudaForward, products_of
 from engine.model.cuda_graphs import Body, CudaRecording
 from engine.model.cuda_mtp import CudaMtp
 from engine.model.cuda_ops import CudaOps
+from engine.model.cuda_state import committed_state
 from engine.model.cuda_suspect import first_suspect
 from engine.model.cuda_switches import CudaSwitches
 from engine.model.cuda_times import OperationTimes
@@ -39,7 +41,7 @@ from engine.model.verify_graph import GraphKey, VerifyGraphs, context_class
 from kernels.cuda_build import CudaLibrary
 
 _CHAIN = np.arange(-1, VERIFY_ROWS - 1, dtype=np.int32)
-_DRAFTS = ("draft", "extend")  # kinds of passes of the MTP head alone
+_DRAFTS = ("draft", "extend", CONTEXT, DRAFT)  # kinds of passes of a drafter alone
 
 
 class CudaBackend:
@@ -80,6 +82,8 @@ class CudaBackend:
         self.capacity = capacity
         self.length = 0
         self.block: BlockCheckpoint | None = None
+        self._block: CudaBlock | None = None
+        self._recorded: tuple[int, ...] = ()  # the rounds captured before the first one
         self.device = torch.device(device)
         self.library = library
         self._captures = self.device.type == "cuda"
@@ -121,6 +125,8 @@ class CudaBackend:
         self._tree: Sequence[int] | None = None  # parents of the verified rows, None for a chain
         self._pass_rows = 0  # of the latest trunk pass, whose tokens lie in the arena
         self._mtp.reset(active=speculate)
+        if self._block is not None:
+            self._block.reset(active=speculate)
         self._arena.delta.states.zero_()
         self._arena.delta.tails.zero_()
 
@@ -134,6 +140,8 @@ class CudaBackend:
                 self._flush()
                 self._pass("prefill", part)
                 self._mtp.add(self._run, range(len(part)), part)
+                if self._block is not None:
+                    self._block.add(self._run, range(len(part)))
                 self.length += len(part)
                 last = 0
             else:
@@ -174,20 +182,27 @@ class CudaBackend:
     def draft_steps(self, anchor: int, depth: int, width: int) -> list[DraftStep]:
         return self._mtp.draft(self._run, anchor, depth, width)
 
+    @torch.no_grad()
     def attach_block(self, block: BlockCheckpoint) -> None:
-        raise UnsupportedModelError(
-            "The GPU backend runs no block drafter.",
-            next_step="Set QWEN38_DFLASH2=off, or compute on the CPU (--device cpu).",
-        )
+        check_block(block.config)
+        self._graphs.clear()  # passes recorded before keep no streams
+        self._block = CudaBlock(block.config, block.weights, self._forward, capacity=self.capacity)
+        self._forward.keep = self._block.keep
+        self.block = block
+        if self._recorded:
+            self.record_rounds(*self._recorded)
 
     def block_room(self) -> int:
-        return 0
+        return 0 if self._block is None else self._block.room()
 
+    @torch.no_grad()
     def draft_block(self, anchor: int, width: int) -> BlockRows:
-        raise ValueError("no block drafter is attached")
+        if self._block is None:
+            raise ValueError("no block drafter is attached")
+        return self._block.draft(self._run, anchor, width)
 
     def block_bytes(self) -> int:
-        return 0
+        return 0 if self._block is None else self._block.draft_bytes()
 
     def round_bytes(self, rows: int, drafted: int) -> int:
         return self._bytes.round_bytes(
@@ -241,6 +256,7 @@ class CudaBackend:
 
         `width`: candidates of each drafted token; more than one make trees. Of an empty sequence only.
         """
+        self._recorded = (depth, width)
         shapes = [("chain", rows) for rows in range(1, depth + 2)]
         if depth and width > 1:
             shapes.append(("tree", 1 + depth * width))
@@ -264,16 +280,8 @@ class CudaBackend:
         """Copies of everything committed, by name, on the CPU; see `NativeBackend.committed_state`."""
         self._flush()
         self._mtp.flush(self._run)
-        arena, config = self._arena, self.config
-        state: dict[str, Tensor] = {"length": torch.tensor(self.length)}
-        for place, layer in enumerate(config.gdn_layers):
-            state[f"state {layer}"] = arena.delta.states[place].cpu().clone()
-            state[f"tail {layer}"] = arena.delta.tails[place].cpu().clone()
-        for place, layer in enumerate(config.attention_layers):
-            cache = arena.kv.layer(place)
-            for name, part in (("keys", cache.keys), ("values", cache.values)):
-                state[f"{name} {layer}"] = part[:, : self.length].transpose(0, 1).cpu().clone()
-        if arena.mtp_kv is not None:
+        state = committed_state(self._arena, self.config, self.length)
+        if self._arena.mtp_kv is not None:
             state["mtp keys"], state["mtp values"] = self._mtp.read()
         return state
 
@@ -303,6 +311,8 @@ class CudaBackend:
         # The next pass owns the other record set and finds these rows in this one.
         self._parity = 1 - self._parity
         self._mtp.add(self._run, path, ids, in_round=in_round)
+        if self._block is not None:
+            self._block.add(self._run, path, in_round=in_round)
         self.length += len(path)
 
     def _flush(self, *, in_round: bool = False) -> None:
@@ -349,6 +359,12 @@ class CudaBackend:
             self._engaged.count("timed passes")
 
     def _replays(self, kind: str, rows: int) -> bool:
+        """Whether a pass comes from a graph.
+
+        A chunk of more than 32 rows does not: its attention is the library's, whose masks and slices need its
+        place on the host, so that every place would be a graph of its own, replayed once. Its launches hide
+        behind its products, which take that many rows many times as long as a round.
+        """
         wanted = self._replay_drafts if kind in _DRAFTS else self._replay
         short = self.length <= self._most_recorded_tokens and rows <= VERIFY_ROWS
         return self._captures and wanted and short
@@ -361,23 +377,9 @@ class CudaBackend:
         return GraphKey(kind, rows, context, self._signature, parity, steps, width)
 
     def _body(self, key: GraphKey) -> Body:
-        """The operations of a key; the same for captured and for eager passes."""
-        forward, rows, parity = self._forward, key.rows, key.parity
-        context = min(key.context_class, len(self._arena.places))
-        if key.kind == "flush":
-            return lambda: forward.flush(parity=parity)
-        if key.kind == "draft":
-            return lambda: forward.draft(
-                rows=rows, steps=key.steps, width=key.width, context=context
-            )
-        if key.kind == "extend":
-            first = self._mtp.first if rows > VERIFY_ROWS else None
-            return lambda: forward.extend(rows=rows, context=context, first=first)
-        if key.kind == "prefill":
-            first = self.length
-            return lambda: forward.chunk(rows=rows, first=first, parity=parity)
-        tree = key.kind == "tree"
-        return lambda: forward.verify(rows=rows, parity=parity, tree=tree, context=context)
+        return body_of(
+            key, self._forward, self._block, length=self.length, mtp_first=self._mtp.first
+        )
 
     def _capture(self, key: GraphKey) -> CudaRecording:
         if self._pending and key.kind in ("chain", "tree"):

@@ -19,6 +19,7 @@ from engine.model.cuda_ops import CudaOps
 from engine.model.cuda_weights import CudaAttention, CudaDelta, CudaWeights, Product
 
 AfterLayer = Callable[[int, str], None]
+KeepStream = Callable[[int, Tensor, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +48,14 @@ class CudaForward:
     def __init__(
         self, config: ModelConfig, weights: CudaWeights, arena: Arena, ops: CudaOps, tokens: int
     ) -> None:
-        """`tokens`: ids that exist; columns of the logits behind them are padding."""
+        """`tokens`: ids that exist; columns of the logits behind them are padding.
+
+        `keep(stream, residual, rows)` is called in every trunk pass with the residual stream that enters layer
+        `stream`, and at last with the one that leaves the model.
+        """
         self.config, self.weights, self.arena, self.ops = config, weights, arena, ops
         self.tokens = tokens
+        self.keep: KeepStream = lambda stream, residual, rows: None
         self.inputs = PassInputs.of(arena.inputs.device)
         self.draft_inputs = DraftInputs.of(arena.draft_inputs.device)
         kinds = [isinstance(layer, CudaDelta) for layer in weights.layers]
@@ -109,6 +115,7 @@ class CudaForward:
         arena, ops, layers = self.arena, self.ops, self.weights.layers
         rows = here.rows
         ops.embed(self.weights.embed, self.inputs.ids, arena.residual, rows)
+        self.keep(0, arena.residual, rows)
         ops.norm(arena.residual, layers[0].input_norm, arena.normed, rows)
         for index, layer in enumerate(layers):
             if isinstance(layer, CudaDelta):
@@ -123,6 +130,7 @@ class CudaForward:
             ops.add_norm(
                 arena.residual, arena.mixed, norm, arena.hidden if last else arena.normed, rows
             )
+            self.keep(index + 1, arena.residual, rows)
             after_layer(index, "MLP")
 
     def head(self, rows: int, first: int = 0) -> None:

@@ -43,14 +43,22 @@ class Products:
         """Allocate what the operations need besides the arena, once; `positions`: of the caches."""
         if self.library is None:
             return
-        four_bit = [p.outputs * p.inputs for p in products if isinstance(p.weight, DeviceNvfp4)]
-        rows = [p.outputs for p in products if isinstance(p.weight, DeviceRows)]
-        self._most_expanded = max(four_bit, default=0)
-        self._narrow_sums = torch.empty(VERIFY_ROWS, max(rows, default=0), device=device)
+        self.make_room(products, device=device)
         ((product, _),) = head.products
         if isinstance(product.weight, DeviceNvfp4):
             shape = (VERIFY_ROWS, product.outputs)
             self._rounded_logits = torch.empty(shape, dtype=torch.bfloat16, device=device)
+
+    def make_room(self, products: list[Product], *, device: torch.device) -> None:
+        """Allocate what these products need besides those before; graphs captured until now are not valid."""
+        if self.library is None:
+            return
+        four_bit = [p.outputs * p.inputs for p in products if isinstance(p.weight, DeviceNvfp4)]
+        rows = [p.outputs for p in products if isinstance(p.weight, DeviceRows)]
+        self._most_expanded = max(self._most_expanded, *four_bit, 0)
+        self._expanded = None
+        held = 0 if self._narrow_sums is None else self._narrow_sums.shape[1]
+        self._narrow_sums = torch.empty(VERIFY_ROWS, max(held, *rows, 0), device=device)
 
     def head_by_kernel(self, product: Product, x: Tensor, logits: Tensor, rows: int) -> bool:
         """Logits by a kernel, where there is one for this head; False: nothing was done."""

@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
+from drafters import make_drafter
 from interpreting import read_loaded_bounds
 from torch import Tensor
 
@@ -68,13 +71,31 @@ def line(backend: CudaBackend) -> tuple[Tensor, dict[str, Tensor]]:
     return torch.cat(found), backend.committed_state()
 
 
+def drafted(backend: CudaBackend, folder: Path) -> dict[str, Tensor]:
+    """What a random block drafter proposes behind the prompt, and what its selector sees."""
+    backend.attach_block(make_drafter(folder, TINY))
+    backend.reset(speculate=True)
+    backend.prefill(PROMPT)
+    rows = backend.draft_block(ROWS[0], 5)
+    parts = {"logits": torch.from_numpy(rows.logits), "selector": torch.from_numpy(rows.projected)}
+    for at, (keys, values) in enumerate(backend._block.context(backend._run)):
+        parts |= {f"keys {at}": keys.float(), f"values {at}": values.float()}
+    return parts
+
+
 def main() -> None:
     torch.set_num_threads(1)
     read_loaded_bounds()
     kernels = make(KernelOps)
     logits, state = tree(kernels)
     alone, stepped = line(kernels)
-    wanted, plain_state = tree(make(CudaOps))
+    plain = make(CudaOps)
+    wanted, plain_state = tree(plain)
+    with TemporaryDirectory() as folder:
+        block, plain_block = (
+            drafted(backend, Path(folder) / name)
+            for name, backend in (("kernels", kernels), ("plain", plain))
+        )
     spread = float(wanted.std())
     json.dump(
         {
@@ -85,6 +106,10 @@ def main() -> None:
                 float((part - plain_state[name]).abs().max() / (1 + plain_state[name].abs().max()))
                 for name, part in state.items()
             ),
+            "block_off": {
+                name: float((part - plain_block[name]).abs().max() / plain_block[name].abs().max())
+                for name, part in block.items()
+            },
             "paths": kernels.engaged(),
         },
         sys.stdout,

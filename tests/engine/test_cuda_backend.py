@@ -22,7 +22,6 @@ from test_commit_in_verify import play
 from test_native import CAPACITY, CONFIG, VOCABULARY, one_by_one, sequence
 from torch import Tensor
 
-from engine.errors import UnsupportedModelError
 from engine.knobs import KnobSet
 from engine.load.stored import Dense
 from engine.load.synthetic import synthetic_weights
@@ -257,12 +256,6 @@ def test_a_shape_that_the_operations_do_not_take_is_named() -> None:
     assert unsupported_shape(CONFIG) == ""
     odd = ModelConfig(**{**{f: getattr(CONFIG, f) for f in CONFIG.__slots__}, "hidden_size": 72})
     assert "hidden_size" in unsupported_shape(odd)
-
-
-def test_a_block_drafter_is_refused_in_words(backend: CudaBackend) -> None:
-    with pytest.raises(UnsupportedModelError, match="no block drafter"):
-        backend.attach_block(None)  # type: ignore[arg-type]
-    assert backend.block_room() == backend.block_bytes() == 0
 
 
 def test_a_dense_tied_head_shares_the_embedding() -> None:

@@ -43,6 +43,11 @@ def test_kernels_follow_pytorch(found: dict[str, Any]) -> None:
     assert found["state_off"] < 0.05
 
 
+def test_a_block_draft_follows_pytorch(found: dict[str, Any]) -> None:
+    assert len(found["block_off"]) == 6
+    assert max(found["block_off"].values()) < 0.05
+
+
 def test_the_kernels_were_used(found: dict[str, Any]) -> None:
     paths = found["paths"]
     for name in (
