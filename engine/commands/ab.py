@@ -238,7 +238,7 @@ def _print(report: CompareReport) -> None:
         for name in ("ms_per_round", "tokens_per_round", "ms_per_token", "decode_tps"):
             base, candidate = getattr(report.base, name), getattr(report.candidate, name)
             print(f"{name.replace('_', ' '):16} {_figure(base):>12} {_figure(candidate):>12}")
-    if report.pairs:
+    if report.pairs and report.estimator:
         base, candidate = (
             _figure(statistics.median(getattr(pair, side) for pair in report.pairs))
             for side in ("base_ms", "candidate_ms")

@@ -74,8 +74,12 @@ def test_an_ab_prints_stores_and_writes_and_runs_reads_it_again(
     run_id = values["run_id"]
     assert run_ids() == [run_id]
     with out.open(newline="", encoding="utf-8") as file:
-        assert len(list(csv.DictReader(file))) == 12
-    assert (tmp_path / "ab-compare.csv").is_file()
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 12
+    assert {(row["repeat"], row["interrupted_rounds"].isdigit()) for row in rows} == {("0", True)}
+    with (tmp_path / "ab-compare.csv").open(newline="", encoding="utf-8") as file:
+        compared = list(csv.DictReader(file))
+    assert {(row["estimator"], row["repeats"]) for row in compared} == {(values["estimator"], "1")}
     assert (tmp_path / "ab-kernels.csv").is_file()
 
     # Nothing is measured where a file is in the way.
@@ -231,3 +235,5 @@ def test_figures_are_printed_although_their_file_cannot_be_written(
     with pytest.raises(ExportError):
         ab.measure([engine], request, files, threading.Event(), as_json=True)
     assert json.loads(capsys.readouterr().out)["verdict"] == report.verdict
+    assert ab.measure([engine], request, {}, threading.Event(), as_json=False) == OK
+    assert f"ms per round: {report.estimator}\n" in capsys.readouterr().out
