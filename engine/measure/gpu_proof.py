@@ -17,6 +17,7 @@ from torch import Tensor
 
 from engine.knobs import KnobSet
 from engine.load.synthetic import synthetic_weights
+from engine.measure.gpu_proof_block import random_block
 from engine.model.cuda import CudaBackend
 from engine.model.cuda_ops import CudaOps
 from engine.model.cuda_smoke import CAPACITY, SMOKE, smoke
@@ -66,6 +67,7 @@ class Prover:
                 yield _same(f"{count} rows, {name}, and single steps", found, alone[:count])
         yield from self.trees(captured, eager)
         yield from self.commits(captured, eager)
+        yield from self.blocks()
         yield self.times()
         captured.close()
         eager.close()
@@ -120,6 +122,28 @@ class Prover:
             wrong = [part for part, value in folded.items() if not torch.equal(value, state[part])]
             reason = f"differs: {', '.join(wrong)}" if wrong else ""
             yield Proof(f"the state after rounds, captured and {name}", not wrong, reason)
+
+    def blocks(self) -> Iterator[Proof]:
+        """Drafts of a block drafter, captured and eager, before and behind a commit; twice as a round asks."""
+        found = []
+        for knobs in ({}, _EAGER):
+            backend = self.backend(**knobs)
+            backend.attach_block(random_block(SMOKE))
+            _restart(backend)
+            parts = []
+            for width in (16, 5, 16):
+                rows = [backend.draft_block(_PROMPT[0], width) for _ in range(2)][-1]
+                parts += [
+                    torch.from_numpy(each.astype("float32").ravel())
+                    for each in (rows.tokens, rows.logits, rows.projected)
+                ]
+                backend.verify(_PROMPT[:width])
+                backend.commit(3)
+            found.append(torch.cat(parts)[None])
+            backend.close()
+        yield _same("drafts of a block drafter, captured and eager", *found)
+        sound = bool(found[0].isfinite().all())
+        yield Proof("a block drafter computes numbers", sound, "" if sound else "NaN or infinity")
 
     def times(self) -> Proof:
         """Whether operations of captured rounds have times."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.errors import UnsupportedModelError
 from engine.knobs import KnobSet
 from engine.load.drafter import BlockCheckpoint
 from engine.load.weights import ModelWeights
@@ -26,7 +27,7 @@ from engine.model.config import ModelConfig
 from engine.model.cuda_arena import MAX_ROWS, Arena, PassInputs, cached_positions
 from engine.model.cuda_block import CONTEXT, DRAFT, CudaBlock, check_block
 from engine.model.cuda_bodies import body_of
-from engine.model.cuda_forward import CudaForward, products_of
+from engine.model.cuda_forward import CudaForward, keep_nothing, products_of
 from engine.model.cuda_graphs import Body, CudaRecording
 from engine.model.cuda_mtp import CudaMtp
 from engine.model.cuda_ops import CudaOps
@@ -83,7 +84,7 @@ class CudaBackend:
         self.length = 0
         self.block: BlockCheckpoint | None = None
         self._block: CudaBlock | None = None
-        self._recorded: tuple[int, ...] = ()  # the rounds captured before the first one
+        self._recorded = (-1, 1)  # depth and width of the rounds captured before the first one
         self.device = torch.device(device)
         self.library = library
         self._captures = self.device.type == "cuda"
@@ -186,11 +187,15 @@ class CudaBackend:
     def attach_block(self, block: BlockCheckpoint) -> None:
         check_block(block.config)
         self._graphs.clear()  # passes recorded before keep no streams
-        self._block = CudaBlock(block.config, block.weights, self._forward, capacity=self.capacity)
-        self._forward.keep = self._block.keep
+        made = CudaBlock(block.config, block.weights, self._forward, capacity=self.capacity)
+        self._block, self._forward.keep = made, made.keep
+        try:
+            made.try_out(self._run)
+        except UnsupportedModelError:
+            self._block, self._forward.keep = None, keep_nothing
+            raise
         self.block = block
-        if self._recorded:
-            self.record_rounds(*self._recorded)
+        self.record_rounds(*self._recorded)
 
     def block_room(self) -> int:
         return 0 if self._block is None else self._block.room()
@@ -252,23 +257,21 @@ class CudaBackend:
 
     @torch.no_grad()
     def record_rounds(self, depth: int, width: int = 1) -> None:
-        """Capture the passes of rounds of up to `depth` drafted tokens, so that the first ones are fast.
+        """Capture rounds of up to `depth` drafted tokens, so that the first ones are fast; -1 captures nothing.
 
         `width`: candidates of each drafted token; more than one make trees. Of an empty sequence only.
         """
         self._recorded = (depth, width)
-        shapes = [("chain", rows) for rows in range(1, depth + 2)]
-        if depth and width > 1:
-            shapes.append(("tree", 1 + depth * width))
+        counts, keys = range(1, depth + 2), []
+        if self._replay:
+            shapes = [("chain", rows) for rows in counts]
+            shapes += [("tree", 1 + depth * width)] if depth > 0 and width > 1 else []
+            keys += [self._key(*shape, parity) for shape in shapes for parity in (0, 1)]
+        if self._replay_drafts and depth > 0 and self._arena.mtp_kv is not None:
+            keys += [self._key("draft", rows, 0, steps=depth, width=width) for rows in counts]
         self._stage()
-        for kind, rows in shapes if self._captures and self._replay else ():
-            for parity in (0, 1):
-                self._graphs.get(self._key(kind, rows, parity), self._capture)
-        if self._captures and self._replay_drafts and depth and self._arena.mtp_kv is not None:
-            for rows in range(1, depth + 2):
-                self._graphs.get(
-                    self._key("draft", rows, 0, steps=depth, width=width), self._capture
-                )
+        for key in keys if self._captures else ():
+            self._graphs.get(key, self._capture)
 
     def close(self) -> None:
         if self._captures:
@@ -377,9 +380,7 @@ class CudaBackend:
         return GraphKey(kind, rows, context, self._signature, parity, steps, width)
 
     def _body(self, key: GraphKey) -> Body:
-        return body_of(
-            key, self._forward, self._block, length=self.length, mtp_first=self._mtp.first
-        )
+        return body_of(key, self._forward, self._block, length=self.length, first=self._mtp.first)
 
     def _capture(self, key: GraphKey) -> CudaRecording:
         if self._pending and key.kind in ("chain", "tree"):

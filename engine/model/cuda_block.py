@@ -115,6 +115,24 @@ class CudaBlock:
         self._waits += len(path)
         self.length += len(path)
 
+    def try_out(self, run: RunPass) -> None:
+        """One pass of each kind over an empty sequence, so that what fails does so before a round needs it.
+
+        Raises:
+            UnsupportedModelError: the GPU failed; a lack of memory stays its own error.
+        """
+        try:
+            run(CONTEXT, VERIFY_ROWS)
+            run(DRAFT, self.config.block_size)
+            self._found[0].cpu()
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError) as error:
+            raise UnsupportedModelError(
+                f"The GPU failed on this block drafter: {error}.",
+                next_step="Set QWEN38_DFLASH2=off, or compute on the CPU (--device cpu).",
+            ) from error
+
     def room(self) -> int:
         """See `Backend.block_room`."""
         return block_room(self.config, self.length, self._capacity) if self.active else 0

@@ -12,11 +12,11 @@ from engine.model.verify_graph import GraphKey
 
 
 def body_of(
-    key: GraphKey, forward: CudaForward, block: CudaBlock | None, *, length: int, mtp_first: int
+    key: GraphKey, forward: CudaForward, block: CudaBlock | None, *, length: int, first: int
 ) -> Body:
     """What a key computes.
 
-    length: committed positions, mtp_first: the first waiting row of the MTP head. Only chunks of more than 32
+    length: committed positions, first: the first waiting row of the MTP head. Only chunks of more than 32
     rows, which no graph holds, read these two.
     """
     rows, parity = key.rows, key.parity
@@ -26,8 +26,8 @@ def body_of(
     if key.kind == "draft":
         return lambda: forward.draft(rows=rows, steps=key.steps, width=key.width, context=context)
     if key.kind == "extend":
-        first = mtp_first if rows > VERIFY_ROWS else None
-        return lambda: forward.extend(rows=rows, context=context, first=first)
+        place = first if rows > VERIFY_ROWS else None
+        return lambda: forward.extend(rows=rows, context=context, first=place)
     if key.kind in (CONTEXT, BLOCK):
         assert block is not None
         compute = block.compute_context if key.kind == CONTEXT else block.compute_draft

@@ -22,6 +22,10 @@ AfterLayer = Callable[[int, str], None]
 KeepStream = Callable[[int, Tensor, int], None]
 
 
+def keep_nothing(stream: int, residual: Tensor, rows: int) -> None:
+    """What happens to the residual streams of a trunk pass where no drafter reads them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pass:
     """Where the rows of a pass stand.
@@ -55,7 +59,7 @@ class CudaForward:
         """
         self.config, self.weights, self.arena, self.ops = config, weights, arena, ops
         self.tokens = tokens
-        self.keep: KeepStream = lambda stream, residual, rows: None
+        self.keep: KeepStream = keep_nothing
         self.inputs = PassInputs.of(arena.inputs.device)
         self.draft_inputs = DraftInputs.of(arena.draft_inputs.device)
         kinds = [isinstance(layer, CudaDelta) for layer in weights.layers]

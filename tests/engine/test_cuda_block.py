@@ -152,3 +152,18 @@ def test_a_shape_beyond_the_operations_is_refused(loaded: Loaded, tmp_path: Path
     assert (backend.block_room(), backend.block_bytes()) == (0, 0)
     with pytest.raises(ValueError, match="no block drafter"):
         backend.draft_block(1, 8)
+
+
+def test_a_drafter_that_fails_on_the_device_is_left_out(
+    loaded: Loaded, drafter: BlockCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("an instruction that this device has not")
+
+    backend = KIND.make(loaded.config, loaded.weights, shared.CAPACITY)
+    monkeypatch.setattr("engine.model.cuda_block_plain.candidates", fail)
+    with pytest.raises(UnsupportedModelError, match="an instruction that this device has not"):
+        backend.attach_block(own_copy(drafter))
+    backend.reset(speculate=True)
+    backend.prefill(IDS[:PROMPT])
+    assert (backend.block, backend.block_room()) == (None, 0)
