@@ -22,7 +22,7 @@ constexpr int kTileInputs = 32;
 constexpr int kTileBytes = 1024;            // 16 x 32 bf16, or 16 x 16 fp32
 constexpr int kPairBytes = 2 * kTileBytes;  // the same inputs of two neighbouring tiles
 constexpr int kFoldTiles = 4;               // tiles under one block scale
-constexpr int kPanelInputs = 512;           // decoded at a time for more than two blocks of rows
+constexpr int kPanelInputs = 256;           // decoded at a time for more than two blocks of rows
 constexpr int kVisitTiles = 256;            // accumulators kept while the inputs are taken in steps
 
 // Registers: accumulators 0 .. 3 (tile, block), weights 4 and 5, activations 6 and 7.
