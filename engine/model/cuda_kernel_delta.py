@@ -23,8 +23,8 @@ from kernels.elementwise import triton as elementwise
 from kernels.gated_delta import triton as delta_kernel
 from kernels.gated_delta import triton_chunks as chunks
 from kernels.gated_delta import triton_tree as tree_kernel
-from kernels.gated_delta.triton import Accepted, DeltaFactors
 from kernels.gated_delta.triton_chunks import Solved
+from kernels.gated_delta.triton_pass import Accepted, DeltaFactors, DeltaPass
 from kernels.rms_norm import triton as norms
 
 
@@ -86,16 +86,28 @@ class KernelDelta(CudaOps):
             self._prepare_plainly(layer, buffers, raw, a, b, record, rows, tree)
         kind = "tree" if is_tree else "one-row" if one else "chain"
         by_kernel = {"tree": switches.delta_tree, "one-row": switches.delta_one}
-        accepted = Accepted(inputs.count, inputs.rows)
+        one = DeltaPass(
+            state=buffers.state,
+            q=self._query,
+            factors=factors,
+            v=self._convolved[:, 2 * self.config.key_width :],
+            beta=self._beta,
+            out=self._walked,
+            rows=rows,
+            accepted=Accepted(inputs.count, inputs.rows),
+            accepted_factors=_factors(before),
+        )
+        above = {} if paths is None else {"paths": paths.paths, "depths": paths.depths}
         limit = switches.solve_tree_rows if is_tree else switches.solve_chain_rows
         if switches.solve and 1 < rows <= limit:
-            self._walk_solved(buffers, factors, _factors(before), accepted, rows, paths)
+            chunks.solve(self._query, factors, self._beta, self._solved, rows=rows, **above)
+            chunks.walk_solved(one, self._solved)
             self._count("delta verify by a solve")
         elif by_kernel.get(kind, switches.delta_chain):
             if is_tree and not switches.exact:
-                self._walk_stack(buffers, factors, _factors(before), accepted, rows, tree)
+                tree_kernel.walk_stack(one, depths=tree.depths)
             else:
-                self._walk(buffers, factors, _factors(before), accepted, rows, paths)
+                delta_kernel.walk(one, advance=False, **above)
                 self._count("exact tree walks", is_tree)
             self._count(f"delta {kind} kernels")
         else:
@@ -108,7 +120,7 @@ class KernelDelta(CudaOps):
             o = plain.walk(buffers.state, operands, record, inputs.parents, rows)
             self._walked[:rows] = o.flatten(1)
             self._count(f"delta {kind} row by row")
-            self.mark("gated_delta", buffers.state.nbytes, self._delta_flops(rows))
+        self.mark("gated_delta", buffers.state.nbytes, self._delta_flops(rows))
         self._gated_norm(layer, z, out, rows)
 
     def delta_chunk(
@@ -192,86 +204,6 @@ class KernelDelta(CudaOps):
         record.k[:rows], record.g[:rows] = operands.k[:rows], operands.g[:rows]
         self._count(f"{'one-row' if rows == 1 else 'verify'} preparation by PyTorch")
         self.mark("delta_prepare", layer.conv.nbytes, 0)
-
-    def _walk(
-        self,
-        buffers: DeltaLayer,
-        factors: DeltaFactors,
-        old: DeltaFactors,
-        accepted: Accepted,
-        rows: int,
-        tree: TreePaths | None,
-    ) -> None:
-        delta_kernel.walk(
-            buffers.state,
-            self._query,
-            factors,
-            self._convolved[:, 2 * self.config.key_width :],
-            self._beta,
-            self._walked,
-            rows=rows,
-            advance=False,
-            accepted=accepted,
-            accepted_factors=old,
-            paths=None if tree is None else tree.paths,
-            depths=None if tree is None else tree.depths,
-        )
-        self.mark("gated_delta", buffers.state.nbytes, self._delta_flops(rows))
-
-    def _walk_stack(
-        self,
-        buffers: DeltaLayer,
-        factors: DeltaFactors,
-        old: DeltaFactors,
-        accepted: Accepted,
-        rows: int,
-        tree: TreePaths,
-    ) -> None:
-        tree_kernel.walk_stack(
-            buffers.state,
-            self._query,
-            factors,
-            self._convolved[:, 2 * self.config.key_width :],
-            self._beta,
-            self._walked,
-            rows=rows,
-            accepted=accepted,
-            accepted_factors=old,
-            depths=tree.depths,
-        )
-        self.mark("gated_delta", buffers.state.nbytes, self._delta_flops(rows))
-
-    def _walk_solved(
-        self,
-        buffers: DeltaLayer,
-        factors: DeltaFactors,
-        old: DeltaFactors,
-        accepted: Accepted,
-        rows: int,
-        tree: TreePaths | None,
-    ) -> None:
-        chunks.solve(
-            self._query,
-            factors,
-            self._beta,
-            self._solved,
-            rows=rows,
-            paths=None if tree is None else tree.paths,
-            depths=None if tree is None else tree.depths,
-        )
-        chunks.walk_solved(
-            buffers.state,
-            self._query,
-            factors,
-            self._convolved[:, 2 * self.config.key_width :],
-            self._beta,
-            self._solved,
-            self._walked,
-            rows=rows,
-            accepted=accepted,
-            accepted_factors=old,
-        )
-        self.mark("gated_delta", buffers.state.nbytes, self._delta_flops(rows))
 
     def _gated_norm(self, layer: CudaDelta, z: Tensor, out: Tensor, rows: int) -> None:
         eps = self.config.rms_eps

@@ -2,40 +2,44 @@
 """Walk of the gated delta rule on a GPU: decode, chain and tree by one kernel, and the commit of accepted rows.
 
 - `delta_operands(conv, q, k, rows)`: unit queries (times dk^-0.5) and unit keys, float32.
-- `walk(state, q, record, v, beta, out, ...)`: the rows of a pass in order, in registers. A tree node whose
-parent is not
-  the row before it walks its own path again from the state at entry (updates alone, from what the record
-  kept), so it has
-  the bits of plain decoding: every row count, chain and tree run the same compiled kernel.
-- `commit(states, record, pending, exact)`: accepted rows into the states of many layers at once, in path order
-(the bits
-  of decoding them) or as one low-rank update: S exp(gc_L) + sum over r of exp(gc_L - gc_r) k_r (x) u_r.
+- `walk(one, ...)`: the rows of a pass in order, in registers. A tree node whose parent is not the row before it
+  walks its own path again from the state at entry (updates alone, from what the factors kept), so it has the
+  bits of plain decoding: every row count, chain and tree run the same compiled kernel.
+- `commit(states, factors, accepted, exact)`: accepted rows into the states of many layers at once, in path
+  order (the bits of decoding them) or as one low-rank update: S exp(gc_L) + sum over r of exp(gc_L - gc_r) k_r
+  (x) u_r.
 
-With `pending`, a walk commits the rows of the pass before, as it loads each state tile, and writes the tile
-back: the state is read and written once a round. Rows and count are read on the device; the two passes use
-records in turn.
+A walk commits the accepted rows of the pass before, as it loads each state tile, and writes the tile back: the
+state is read and written once a round. Rows and count are read on the device; two passes use factors in turn.
 
 States are float32 [Hv, dk, dv]. Twin: reference.py (`gated_delta_step`, `gated_delta_chain`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.gated_delta.triton_pass import (
+    MAX_KEY_DIM,
+    VALUE_BLOCK,
+    Accepted,
+    DeltaFactors,
+    DeltaPass,
+    Sizes,
+    require_accepted,
+    require_power,
+    require_sizes,
+    require_tree,
+)
 from kernels.tree_paths.reference import MAX_NODES
 from kernels.triton_build import Compiled, Variant
 from kernels.triton_math import to_bf16
 from kernels.triton_operands import require, require_device, require_rows
 
-MAX_KEY_DIM = 256
-VALUE_BLOCK = 16
 COMMIT_BLOCK = 32
-_MOST_ELEMENTS = 1 << 31
 
 
 @triton.jit
@@ -208,69 +212,6 @@ GATE = Compiled(
 entries, cubins, shared_bytes = GATE.entries, GATE.cubins, GATE.shared_bytes
 
 
-@dataclass(frozen=True)
-class DeltaFactors:
-    """What passes keep of their rows, so that accepted ones can be committed later; of one layer or of many.
-
-    k: float32 [rows, Hk, dk], unit keys; u: float32 [rows, Hv, dv], corrections (v - k^T S) beta;
-    g, gc: float32 [rows, Hv], the decay's logarithm and its sum along the row's path. Of many layers: [L,
-    rows, ...].
-    """
-
-    k: Tensor
-    u: Tensor
-    g: Tensor
-    gc: Tensor
-
-    @classmethod
-    def empty(
-        cls,
-        *,
-        rows: int,
-        key_heads: int,
-        value_heads: int,
-        key_dim: int,
-        value_dim: int,
-        device: torch.device | str,
-        layers: int | None = None,
-    ) -> DeltaFactors:
-        """Buffers for `rows` rows of one layer, or of `layers`."""
-
-        def buffer(*shape: int) -> Tensor:
-            shape = shape if layers is None else (layers, *shape)
-            return torch.empty(shape, dtype=torch.float32, device=device)
-
-        return cls(
-            buffer(rows, key_heads, key_dim),
-            buffer(rows, value_heads, value_dim),
-            buffer(rows, value_heads),
-            buffer(rows, value_heads),
-        )
-
-    def layer(self, index: int) -> DeltaFactors:
-        """One layer's part, as a view."""
-        return DeltaFactors(self.k[index], self.u[index], self.g[index], self.gc[index])
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """Rows of the pass before that are to be committed, read on the device.
-
-    count: int32 [1]; rows: int32 [32], the accepted path from its root.
-    """
-
-    count: Tensor
-    rows: Tensor
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-
-
 def delta_operands(conv: Tensor, q: Tensor, k: Tensor, *, rows: int, eps: float = 1e-6) -> None:
     """q = unit query * dk^-0.5 and k = unit key of every row and key head, from the convolution's output.
 
@@ -283,7 +224,7 @@ def delta_operands(conv: Tensor, q: Tensor, k: Tensor, *, rows: int, eps: float 
     """
     _, heads, dim = require("q", q, torch.float32, (None, None, None)).shape
     require("k", k, torch.float32, (None, heads, dim))
-    _require_power("the key dimension", dim, MAX_KEY_DIM)
+    require_power("the key dimension", dim, MAX_KEY_DIM)
     if min(len(q), len(k)) < rows or rows < 1 or conv.shape[-1] < 2 * heads * dim:
         raise ValueError(
             f"conv {list(conv.shape)}, q {list(q.shape)} and k {list(k.shape)} do not hold {rows} rows"
@@ -294,57 +235,29 @@ def delta_operands(conv: Tensor, q: Tensor, k: Tensor, *, rows: int, eps: float 
 
 
 def walk(
-    state: Tensor,
-    q: Tensor,
-    factors: DeltaFactors,
-    v: Tensor,
-    beta: Tensor,
-    out: Tensor,
-    *,
-    rows: int,
-    advance: bool,
-    accepted: Accepted,
-    accepted_factors: DeltaFactors,
-    paths: Tensor | None = None,
-    depths: Tensor | None = None,
+    one: DeltaPass, *, advance: bool, paths: Tensor | None = None, depths: Tensor | None = None
 ) -> None:
-    """out = the recurrence's answers for this pass's rows, each after its own path; the state as asked.
+    """The recurrence's answers for a pass's rows, each after its own path; the state as asked.
 
-    Rows named by `accepted` are first committed from `accepted_factors`, with the bits that decoding them
-    would have left. Then, with `advance`, the state ends behind the last row; without, it stays behind the
-    committed ones.
+    Accepted rows of the pass before are first committed with the bits that decoding them would have left. Then,
+    with `advance`, the state ends behind the last row; without, it stays behind the committed ones.
 
     Args:
-        state: float32 [Hv, dk, dv], updated in place.
-        q: float32 [>= rows, Hk, dk] of `delta_operands`; beta: float32 [>= rows, Hv].
-        factors: of this pass; k and g are read, u and gc are written.
-        v: bf16 [>= rows, Hv * dv], unit column stride (a part of the convolution's output).
-        out: bf16 [>= rows, Hv * dv], unit column stride.
-        accepted: rows of the pass before; a count of 0 commits nothing. accepted_factors: of that pass, other
-            memory than `factors`.
         paths, depths: of `paths_of`, for a tree of up to 32 rows, not to be advanced; None for a chain of any
             length.
 
     Raises:
-        ValueError: an operand differs from the above; nothing was launched.
+        ValueError: an operand differs from that or from `DeltaPass`; nothing was launched.
     """
-    sizes, strides = require_walk(state, q, factors, v, beta, out, rows, accepted, accepted_factors)
-    if (paths is None) != (depths is None):
-        raise ValueError("paths and depths come together")
-    if paths is not None and depths is not None:
-        require("paths", paths, torch.int32, (MAX_NODES, MAX_NODES))
-        require("depths", depths, torch.int32, (MAX_NODES,))
-        if advance or rows > MAX_NODES:
-            raise ValueError(f"a tree has 1 to {MAX_NODES} rows and is never advanced, got {rows}")
-    unused = accepted.rows
+    sizes, strides = one.checked()
+    require_tree(paths, depths, one.rows)
+    if paths is not None and advance:
+        raise ValueError("a tree is never advanced")
+    unused = one.accepted.rows
     _walk[(sizes.value_heads, sizes.value_dim // VALUE_BLOCK)](
-        state, q, factors.k, v, factors.g, beta, factors.u, factors.gc, out,
-        unused if paths is None else paths, unused if depths is None else depths,
-        accepted.count, accepted.rows,
-        accepted_factors.k, accepted_factors.u, accepted_factors.g, accepted_factors.gc,
-        *strides, rows, int(paths is not None), int(advance),
-        sizes.key_heads, sizes.value_heads, sizes.key_dim, sizes.value_dim, VALUE_BLOCK, MAX_NODES,
-        num_warps=1, enable_fp_fusion=False,
+        *one.own, unused if paths is None else paths, unused if depths is None else depths,
+        *one.pending, *strides, one.rows, int(paths is not None), int(advance),
+        *sizes, VALUE_BLOCK, MAX_NODES, num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
 
 
@@ -370,8 +283,8 @@ def commit(states: Tensor, factors: DeltaFactors, accepted: Accepted, *, exact: 
     require("factors.u", factors.u, torch.float32, (layers, held, value_heads, value_dim))
     require("factors.g", factors.g, torch.float32, (layers, held, value_heads))
     require("factors.gc", factors.gc, torch.float32, (layers, held, value_heads))
-    _require_sizes(_Sizes(key_heads, value_heads, key_dim, value_dim))
-    _require_accepted(accepted)
+    require_sizes(Sizes(key_heads, value_heads, key_dim, value_dim))
+    require_accepted(accepted)
     require_device(states=states, k=factors.k, u=factors.u, g=factors.g, count=accepted.count)
     block = COMMIT_BLOCK if value_dim % COMMIT_BLOCK == 0 else VALUE_BLOCK
     _commit[(layers * value_heads, value_dim // block)](
@@ -379,72 +292,3 @@ def commit(states: Tensor, factors: DeltaFactors, accepted: Accepted, *, exact: 
         key_heads, value_heads, key_dim, value_dim, block, exact,
         num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
-
-
-def require_walk(
-    state: Tensor,
-    q: Tensor,
-    factors: DeltaFactors,
-    v: Tensor,
-    beta: Tensor,
-    out: Tensor,
-    rows: int,
-    accepted: Accepted,
-    accepted_factors: DeltaFactors,
-) -> tuple[_Sizes, tuple[int, int]]:
-    """Heads and dimensions of a pass, and the row strides of v and out.
-
-    Raises:
-        ValueError: an operand does not fit the others.
-    """
-    wanted = (None, None, None)
-    value_heads, key_dim, value_dim = require("state", state, torch.float32, wanted).shape
-    key_heads = q.shape[1] if q.dim() == 3 else 0
-    sizes = _Sizes(key_heads, value_heads, key_dim, value_dim)
-    _require_sizes(sizes)
-    for prefix, kept in (("factors", factors), ("accepted_factors", accepted_factors)):
-        require(f"{prefix}.k", kept.k, torch.float32, (None, key_heads, key_dim))
-        require(f"{prefix}.u", kept.u, torch.float32, (None, value_heads, value_dim))
-        require(f"{prefix}.g", kept.g, torch.float32, (None, value_heads))
-        require(f"{prefix}.gc", kept.gc, torch.float32, (None, value_heads))
-    require("q", q, torch.float32, (None, key_heads, key_dim))
-    require("beta", beta, torch.float32, (None, value_heads))
-    least = min(len(t) for t in (q, beta, factors.k, factors.u, factors.g, factors.gc))
-    if not 1 <= rows <= least:
-        raise ValueError(f"rows must lie in 1..{least}, what the buffers hold, got {rows}")
-    if factors.u.data_ptr() == accepted_factors.u.data_ptr():
-        raise ValueError("the accepted rows must lie in the other pass's factors")
-    _require_accepted(accepted)
-    width = value_heads * value_dim
-    strides = (
-        require_rows("v", v, torch.bfloat16, rows, width),
-        require_rows("out", out, torch.bfloat16, rows, width),
-    )
-    if rows * max(strides) >= _MOST_ELEMENTS:
-        raise ValueError(
-            f"{rows} rows span {rows * max(strides)} elements, the kernel counts to 2^31"
-        )
-    require_device(state=state, q=q, k=factors.k, v=v, beta=beta, out=out, count=accepted.count)
-    return sizes, strides
-
-
-def _require_accepted(accepted: Accepted) -> None:
-    require("accepted.count", accepted.count, torch.int32, (1,))
-    require("accepted.rows", accepted.rows, torch.int32, (MAX_NODES,))
-
-
-def _require_sizes(sizes: _Sizes) -> None:
-    if sizes.key_heads < 1 or sizes.value_heads % sizes.key_heads:
-        raise ValueError(
-            f"{sizes.value_heads} value heads do not divide into {sizes.key_heads} key heads"
-        )
-    _require_power("the key dimension", sizes.key_dim, MAX_KEY_DIM)
-    if sizes.value_dim % VALUE_BLOCK:
-        raise ValueError(
-            f"the value dimension must be a multiple of {VALUE_BLOCK}, got {sizes.value_dim}"
-        )
-
-
-def _require_power(name: str, value: int, most: int) -> None:
-    if value < 16 or value > most or value & (value - 1):
-        raise ValueError(f"{name} must be a power of two in 16..{most}, got {value}")

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from kernels.checks import CheckResult
-from kernels.gated_delta.triton import Accepted, DeltaFactors, commit, delta_operands, walk
+from kernels.gated_delta.triton import commit, delta_operands, walk
 from kernels.gated_delta.triton_chunks import Solved, prefill, solve, walk_solved
+from kernels.gated_delta.triton_pass import Accepted, DeltaFactors, DeltaPass
 from kernels.gated_delta.triton_tree import walk_stack
 from kernels.triton_checks import PARENTS, Bench, path_of
 
@@ -62,16 +63,6 @@ def check(
             yield from case.faults()
 
 
-@dataclass(frozen=True)
-class _Pass:
-    q: Tensor
-    factors: DeltaFactors
-    v: Tensor
-    beta: Tensor
-    out: Tensor
-    rows: int
-
-
 class _Case:
     """Operands of many rows, and passes over some of them."""
 
@@ -102,7 +93,13 @@ class _Case:
             part.fill_(float("nan"))
         return made
 
-    def operands(self, rows: list[int]) -> _Pass:
+    def operands(
+        self,
+        state: Tensor,
+        rows: list[int],
+        accepted: Accepted | None = None,
+        kept: DeltaFactors | None = None,
+    ) -> DeltaPass:
         """One pass over these rows, ready to be walked."""
         count, h = len(rows), self.h
         size = max(count, 32)
@@ -113,7 +110,10 @@ class _Case:
         beta = self.bench.empty(size, h.value, dtype=torch.float32)
         beta[:count] = self.beta[rows]
         out = self.bench.empty(count, h.value * h.value_dim)
-        return _Pass(q, factors, conv[:, 2 * h.key * h.key_dim :], beta, out, count)
+        v = conv[:, 2 * h.key * h.key_dim :]
+        return DeltaPass(
+            state, q, factors, v, beta, out, count, accepted or self.none, kept or self.unused
+        )
 
     def walk(
         self,
@@ -124,14 +124,17 @@ class _Case:
         tree: tuple[Tensor, Tensor] | None = None,
         accepted: Accepted | None = None,
         kept: DeltaFactors | None = None,
-    ) -> _Pass:
-        made = self.operands(rows)
+    ) -> DeltaPass:
+        made = self.operands(state, rows, accepted, kept)
         paths, depths = tree or (None, None)
-        walk(
-            state, made.q, made.factors, made.v, made.beta, made.out, rows=made.rows, advance=advance,
-            accepted=accepted or self.none, accepted_factors=kept or self.unused, paths=paths, depths=depths,
-        )  # fmt: skip
+        walk(made, advance=advance, paths=paths, depths=depths)
         return made
+
+    def walk_solved(self, made: DeltaPass, tree: tuple[Tensor, Tensor] | None = None) -> None:
+        work = Solved.empty(rows=made.rows, value_heads=self.h.value, device=self.bench.device)
+        paths, depths = tree or (None, None)
+        solve(made.q, made.factors, made.beta, work, rows=made.rows, paths=paths, depths=depths)
+        walk_solved(made, work)
 
     def exact(
         self, rows: list[int], conv: Tensor | None = None, g: Tensor | None = None
@@ -189,18 +192,14 @@ class _Case:
 
     def together(self, rows: list[int]) -> dict[str, Tensor]:
         """Answers and corrections of a chain by the stack and by the solve."""
-        found, count = {}, len(rows)
-        pending = {"accepted": self.none, "accepted_factors": self.unused, "rows": count}
+        found = {}
         for name in ("stack", "solved"):
-            made = self.operands(rows)
-            arguments = self.start.clone(), made.q, made.factors, made.v, made.beta
+            made = self.operands(self.start.clone(), rows)
             if name == "stack":
-                walk_stack(*arguments, made.out, depths=self.bench.paths()[1], **pending)
+                walk_stack(made, depths=self.bench.paths()[1])
             else:
-                work = Solved.empty(rows=32, value_heads=self.h.value, device=self.bench.device)
-                solve(made.q, made.factors, made.beta, work, rows=count)
-                walk_solved(*arguments, work, made.out, **pending)
-            corrections = made.factors.u[:count].flatten(1)
+                self.walk_solved(made)
+            corrections = made.factors.u[: made.rows].flatten(1)
             found[name] = torch.cat((made.out.float(), corrections), 1)
         return found
 
@@ -229,27 +228,10 @@ class _Case:
         bench, rows = self.bench, list(range(len(PARENTS)))
         tables = bench.paths(PARENTS)
         got = self.walk(self.start.clone(), rows, tree=tables)
-        stacked, solved = self.operands(rows), self.operands(rows)
-        pending = {"accepted": self.none, "accepted_factors": self.unused, "rows": len(rows)}
         state = self.start.clone()
-        walk_stack(
-            state,
-            stacked.q,
-            stacked.factors,
-            stacked.v,
-            stacked.beta,
-            stacked.out,
-            depths=tables[1],
-            **pending,
-        )
-        work = Solved.empty(rows=len(rows), value_heads=self.h.value, device=bench.device)
-        paths, depths = tables
-        solve(
-            solved.q, solved.factors, solved.beta, work, rows=len(rows), paths=paths, depths=depths
-        )
-        walk_solved(
-            state, solved.q, solved.factors, solved.v, solved.beta, work, solved.out, **pending
-        )
+        stacked, solved = (self.operands(state, rows) for _ in range(2))
+        walk_stack(stacked, depths=tables[1])
+        self.walk_solved(solved, tables)
         yield bench.same(f"{self.label}: a tree moved the state", state, self.start)
         for node in rows:
             path = path_of(tables[0], node)
@@ -290,24 +272,20 @@ class _Case:
                 yield bench.close(
                     f"{self.label}: low-rank commit", states[0], decoded, relative=1e-5
                 )
-            inside, made = self.start.clone(), self.operands(after)
-            pending = {"accepted": accepted, "accepted_factors": kept, "rows": len(after)}
-            arguments = (made.q, made.factors, made.v, made.beta)
+            inside = self.start.clone()
+            made = self.operands(inside, after, accepted, kept)
             if exact:
-                walk(inside, *arguments, made.out, advance=False, **pending)
+                walk(made, advance=False)
                 then = self.walk(states[0].clone(), after)
                 yield bench.same(f"{self.label}: verify after a commit", made.out, then.out)
             else:
-                walk_stack(inside, *arguments, made.out, depths=bench.paths()[1], **pending)
+                walk_stack(made, depths=bench.paths()[1])
             yield bench.same(
                 f"{self.label}: commit in a verify pass, exact {exact}", inside, states[0]
             )
             if not exact:
-                inside, work = self.start.clone(), Solved.empty(
-                    rows=2, value_heads=self.h.value, device=bench.device
-                )  # fmt: skip
-                solve(made.q, made.factors, made.beta, work, rows=2)
-                walk_solved(inside, *arguments, work, made.out, **pending)
+                inside = self.start.clone()
+                self.walk_solved(self.operands(inside, after, accepted, kept))
                 yield bench.same(f"{self.label}: commit before a solved pass", inside, states[0])
         nothing = self.start[None].clone()
         commit(nothing, DeltaFactors(*(p[:1] for p in _parts(layers))), self.none, exact=True)
@@ -315,7 +293,8 @@ class _Case:
 
     def prefilled(self, prompt: int) -> Iterator[CheckResult]:
         rows = list(range(prompt))
-        made, state = self.operands(rows), self.start.clone()
+        state = self.start.clone()
+        made = self.operands(state, rows)
         work = Solved.empty(rows=prompt, value_heads=self.h.value, device=self.bench.device)
         solve(made.q, made.factors, made.beta, work, rows=prompt)
         prefill(state, made.q, made.factors, made.v, work, made.out, rows=prompt)

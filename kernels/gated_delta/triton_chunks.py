@@ -22,14 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gated_delta.triton import (
-    WALK_TYPES,
-    Accepted,
-    DeltaFactors,
-    committed,
-    require_walk,
-)
-from kernels.tree_paths.reference import MAX_NODES
+from kernels.gated_delta.triton import WALK_TYPES, committed
+from kernels.gated_delta.triton_pass import DeltaFactors, DeltaPass, require_tree
 from kernels.triton_build import Compiled, Variant
 from kernels.triton_math import to_bf16
 from kernels.triton_operands import require, require_device, require_rows
@@ -265,13 +259,7 @@ def solve(
     if not 1 <= rows <= min(len(t) for t in (q, beta, factors.k, factors.g, factors.gc)):
         raise ValueError(f"the buffers do not hold {rows} rows")
     chunks = _require_solved(solved, rows, value_heads)
-    if (paths is None) != (depths is None):
-        raise ValueError("paths and depths come together")
-    if paths is not None and depths is not None:
-        require("paths", paths, torch.int32, (MAX_NODES, MAX_NODES))
-        require("depths", depths, torch.int32, (MAX_NODES,))
-        if rows > MAX_NODES:
-            raise ValueError(f"a tree has 1 to {MAX_NODES} rows, got {rows}")
+    require_tree(paths, depths, rows)
     require_device(q=q, k=factors.k, g=factors.g, beta=beta, solved=solved.inverse, paths=paths)
     unused = factors.gc
     _solve[(value_heads, chunks)](
@@ -327,42 +315,24 @@ def prefill(
     )  # fmt: skip
 
 
-def walk_solved(
-    state: Tensor,
-    q: Tensor,
-    factors: DeltaFactors,
-    v: Tensor,
-    beta: Tensor,
-    solved: Solved,
-    out: Tensor,
-    *,
-    rows: int,
-    accepted: Accepted,
-    accepted_factors: DeltaFactors,
-) -> None:
-    """out = the recurrence's answers for a verify pass after `solve` of the same rows, chain or tree.
+def walk_solved(one: DeltaPass, solved: Solved) -> None:
+    """The recurrence's answers for a verify pass of up to 32 rows after `solve` of them, chain or tree.
 
-    Rows named by `accepted` are first committed as one low-rank update and the state written back; it is not
-    advanced by this pass. The time does not grow with the rows.
-
-    Args:
-        rows: 1 to 32. The rest is as in `triton.walk`.
+    Accepted rows of the pass before are first committed as one low-rank update and the state written back; it
+    is not advanced by this pass. The time does not grow with the rows.
 
     Raises:
-        ValueError: an operand differs from that; nothing was launched.
+        ValueError: an operand differs from that or from `DeltaPass`; nothing was launched.
     """
-    sizes, strides = require_walk(state, q, factors, v, beta, out, rows, accepted, accepted_factors)
-    if rows > CHUNK:
-        raise ValueError(f"a verify pass has 1 to {CHUNK} rows, got {rows}")
-    _require_solved(solved, rows, sizes.value_heads)
-    block = _value_block(sizes.value_dim)
+    sizes, strides = one.checked()
+    if one.rows > CHUNK:
+        raise ValueError(f"a verify pass has 1 to {CHUNK} rows, got {one.rows}")
+    _require_solved(solved, one.rows, sizes.value_heads)
+    block, own = _value_block(sizes.value_dim), one.factors
     _walk_solved[(sizes.value_heads, sizes.value_dim // block)](
-        state, q, factors.k, v, factors.g, factors.gc, solved.inverse, solved.inside, factors.u, out,
-        accepted.count, accepted.rows,
-        accepted_factors.k, accepted_factors.u, accepted_factors.g, accepted_factors.gc,
-        *strides, rows,
-        sizes.key_heads, sizes.value_heads, sizes.key_dim, sizes.value_dim, block,
-        min(sizes.key_dim, KEYS_AT_ONCE), CHUNK, num_warps=_WARPS, enable_fp_fusion=False,
+        one.state, one.q, own.k, one.v, own.g, own.gc, solved.inverse, solved.inside, own.u, one.out,
+        *one.pending, *strides, one.rows, *sizes, block, min(sizes.key_dim, KEYS_AT_ONCE), CHUNK,
+        num_warps=_WARPS, enable_fp_fusion=False,
     )  # fmt: skip
 
 

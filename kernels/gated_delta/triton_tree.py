@@ -19,14 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gated_delta.triton import (
-    VALUE_BLOCK,
-    WALK_TYPES,
-    Accepted,
-    DeltaFactors,
-    committed,
-    require_walk,
-)
+from kernels.gated_delta.triton import WALK_TYPES, committed
+from kernels.gated_delta.triton_pass import VALUE_BLOCK, DeltaPass
 from kernels.tree_paths.reference import MAX_NODES
 from kernels.triton_build import Compiled, Variant
 from kernels.triton_math import to_bf16
@@ -103,39 +97,23 @@ GATE = Compiled(
 entries, cubins, shared_bytes = GATE.entries, GATE.cubins, GATE.shared_bytes
 
 
-def walk_stack(
-    state: Tensor,
-    q: Tensor,
-    factors: DeltaFactors,
-    v: Tensor,
-    beta: Tensor,
-    out: Tensor,
-    *,
-    rows: int,
-    accepted: Accepted,
-    accepted_factors: DeltaFactors,
-    depths: Tensor,
-) -> None:
-    """out = the recurrence's answers for the nodes of a tree, or a chain, each after its own path.
+def walk_stack(one: DeltaPass, *, depths: Tensor) -> None:
+    """The recurrence's answers for the nodes of a tree, or a chain, each after its own path.
 
-    Rows named by `accepted` are first committed as one low-rank update and the state written back; it is not
-    advanced by this pass.
+    Accepted rows of the pass before are first committed as one low-rank update and the state written back; it
+    is not advanced by this pass.
 
     Args:
-        depths: int32 [32] of `paths_of`; rows: 1 to 32. The rest is as in `triton.walk`.
+        depths: int32 [32] of `paths_of`.
 
     Raises:
-        ValueError: an operand differs from that; nothing was launched.
+        ValueError: an operand differs from that or from `DeltaPass`; nothing was launched.
     """
-    sizes, strides = require_walk(state, q, factors, v, beta, out, rows, accepted, accepted_factors)
+    sizes, strides = one.checked()
     require("depths", depths, torch.int32, (MAX_NODES,))
-    if rows > MAX_NODES:
-        raise ValueError(f"a tree has 1 to {MAX_NODES} rows, got {rows}")
+    if one.rows > MAX_NODES:
+        raise ValueError(f"a tree has 1 to {MAX_NODES} rows, got {one.rows}")
     _walk_stack[(sizes.value_heads, sizes.value_dim // VALUE_BLOCK)](
-        state, q, factors.k, v, factors.g, beta, factors.u, factors.gc, out, depths,
-        accepted.count, accepted.rows,
-        accepted_factors.k, accepted_factors.u, accepted_factors.g, accepted_factors.gc,
-        *strides, rows,
-        sizes.key_heads, sizes.value_heads, sizes.key_dim, sizes.value_dim, VALUE_BLOCK, MAX_NODES,
+        *one.own, depths, *one.pending, *strides, one.rows, *sizes, VALUE_BLOCK, MAX_NODES,
         num_warps=_WARPS, enable_fp_fusion=False,
     )  # fmt: skip

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import triton.language as tl
@@ -10,7 +12,8 @@ import triton.language as tl
 from kernels.attention import triton as attention
 from kernels.attention import triton_check as attention_check
 from kernels.gated_delta import triton_check as delta_check
-from kernels.gated_delta.triton import Accepted, DeltaFactors, walk
+from kernels.gated_delta.triton import walk
+from kernels.gated_delta.triton_pass import Accepted, DeltaFactors, DeltaPass
 from kernels.triton_checks import BATCHES
 
 
@@ -59,24 +62,15 @@ def test_a_wrong_operand_is_named() -> None:
     state, q, beta = torch.zeros(2, 16, 16), torch.zeros(4, 1, 16), torch.zeros(4, 2)
     v, out = torch.zeros(4, 32).bfloat16(), torch.zeros(4, 32).bfloat16()
 
-    def call(**changed: object) -> None:
-        arguments = {
-            "state": state,
-            "q": q,
-            "factors": factors[0],
-            "v": v,
-            "beta": beta,
-            "out": out,
-        }
-        arguments |= {"rows": 4, "advance": False, "accepted": none, "accepted_factors": factors[1]}
-        walk(**(arguments | changed))
-
-    for changed, message in (
-        ({"rows": 5}, r"rows must lie in 1\.\.4"),
-        ({"accepted_factors": factors[0]}, "other pass's factors"),
-        ({"v": v.float()}, "v must be torch.bfloat16"),
-        ({"state": torch.zeros(2, 24, 16), "q": torch.zeros(4, 1, 24)}, "power of two"),
-        ({"depths": torch.zeros(32, dtype=torch.int32)}, "come together"),
+    one = DeltaPass(state, q, factors[0], v, beta, out, 4, none, factors[1])
+    tables = torch.zeros(32, 32, dtype=torch.int32), torch.zeros(32, dtype=torch.int32)
+    for changed, how, message in (
+        ({"rows": 5}, {}, r"rows must lie in 1\.\.4"),
+        ({"accepted_factors": factors[0]}, {}, "other pass's factors"),
+        ({"v": v.float()}, {}, "v must be torch.bfloat16"),
+        ({"state": torch.zeros(2, 24, 16), "q": torch.zeros(4, 1, 24)}, {}, "power of two"),
+        ({}, {"depths": tables[1]}, "come together"),
+        ({}, {"paths": tables[0], "depths": tables[1], "advance": True}, "never advanced"),
     ):
         with pytest.raises(ValueError, match=message):
-            call(**changed)
+            walk(replace(one, **changed), **({"advance": False} | how))
