@@ -8,14 +8,14 @@ from device buffers; prompt chunks of more rows know their place on the host and
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from engine.model.backend import VERIFY_ROWS
 from engine.model.config import ModelConfig
-from engine.model.cuda_arena import Arena, DraftInputs, KvPair, PassInputs, TreePaths
+from engine.model.cuda_arena import Arena, DraftInputs, KvPair, PassInputs
 from engine.model.cuda_ops import CudaOps
+from engine.model.cuda_pass import Pass
 from engine.model.cuda_weights import CudaAttention, CudaDelta, CudaWeights, Product
 
 AfterLayer = Callable[[int, str], None]
@@ -24,26 +24,6 @@ KeepStream = Callable[[int, Tensor, int], None]
 
 def keep_nothing(stream: int, residual: Tensor, rows: int) -> None:
     """What happens to the residual streams of a trunk pass where no drafter reads them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """Where the rows of a pass stand.
-
-    start: int32 [1] on the device, positions before them; positions: int64 of each row, 32 at least; places: 0,
-    1, 2, ... up to the longest context that a recording of this pass serves; tree, is_tree: what is above each
-    row. first: `start` on the host, of a prompt chunk alone. parity: the record set that a verify pass owns.
-    """
-
-    rows: int
-    start: Tensor
-    positions: Tensor
-    slots: Tensor
-    places: Tensor
-    tree: TreePaths
-    is_tree: bool = False
-    first: int | None = None
-    parity: int = 0
 
 
 class CudaForward:
@@ -209,18 +189,7 @@ class CudaForward:
         ops.project(layer.project, arena.normed, arena.projected, rows, name="delta in")
         ops.project(layer.gates, arena.normed, arena.gates, rows, name="delta gates")
         if here.first is None:
-            ops.delta(
-                layer,
-                buffers,
-                here.parity,
-                arena.projected,
-                arena.gates,
-                out,
-                self.inputs,
-                rows=rows,
-                tree=here.tree,
-                is_tree=here.is_tree,
-            )
+            ops.delta(layer, buffers, arena.projected, arena.gates, out, self.inputs, here)
         else:
             ops.delta_chunk(layer, buffers, arena.projected, arena.gates, out, rows=rows)
         ops.project(layer.out, out, arena.mixed, rows, name="delta out")
@@ -230,33 +199,10 @@ class CudaForward:
         out = arena.attended[:, : self.config.attention_width]
         ops.project(layer.project, arena.normed, arena.projected, rows, name="attention in")
         ops.attention_prepare(
-            layer,
-            arena.projected,
-            cache,
-            rope=self.weights.rope,
-            start=here.start,
-            positions=here.positions,
-            slots=here.slots,
-            tree=here.tree if here.is_tree else None,
-            out=arena.query,
-            rows=rows,
+            layer, arena.projected, cache, here, rope=self.weights.rope, out=arena.query
         )
-        if here.first is None:
-            ops.attention(
-                layer,
-                arena.projected,
-                arena.query,
-                cache,
-                out,
-                rows=rows,
-                start=here.start,
-                tree=here.tree,
-                places=here.places,
-            )
-        else:
-            ops.attention_of_chunk(
-                layer, arena.projected, arena.query, cache, out, rows=rows, first=here.first
-            )
+        attend = ops.attention if here.first is None else ops.attention_of_chunk
+        attend(layer, arena.projected, arena.query, cache, out, here)
         ops.project(layer.out, out, arena.mixed, rows, name="attention out")
 
     def _mlp(self, layer: CudaDelta | CudaAttention, rows: int) -> None:

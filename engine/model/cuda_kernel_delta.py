@@ -17,6 +17,7 @@ from engine.model.cuda_arena import (
     TreePaths,
 )
 from engine.model.cuda_ops import CudaOps
+from engine.model.cuda_pass import Pass
 from engine.model.cuda_weights import CudaDelta, Product, Projection
 from kernels.causal_conv import triton as conv
 from kernels.elementwise import triton as elementwise
@@ -60,31 +61,22 @@ class KernelDelta(CudaOps):
         self,
         layer: CudaDelta,
         buffers: DeltaLayer,
-        parity: int,
         projected: Tensor,
         gates: Tensor,
         out: Tensor,
         inputs: PassInputs,
-        *,
-        rows: int,
-        tree: TreePaths,
-        is_tree: bool,
+        here: Pass,
     ) -> None:
-        switches, record, before = (
-            self.switches,
-            buffers.records[parity],
-            buffers.records[1 - parity],
-        )
+        switches, rows, kind, paths = self.switches, here.rows, here.kind, here.above
+        record, before = here.records(buffers)
         raw, z, a, b = self._split_delta(layer, projected, gates, MAX_ROWS)
         record.raw[:rows] = raw[:rows]
-        factors, paths = _factors(record), tree if is_tree else None
-        one = rows == 1
-        if switches.delta_prepare_one if one else switches.delta_prepare_more:
+        factors, single = _factors(record), rows == 1
+        if switches.delta_prepare_one if single else switches.delta_prepare_more:
             self._prepare(layer, buffers, raw, a, b, factors, rows, paths)
-            self._count("one-row preparation kernels" if one else "verify preparation kernels")
+            self._count("one-row preparation kernels" if single else "verify preparation kernels")
         else:
-            self._prepare_plainly(layer, buffers, raw, a, b, record, rows, tree)
-        kind = "tree" if is_tree else "one-row" if one else "chain"
+            self._prepare_plainly(layer, buffers, raw, a, b, record, rows, here.tree)
         by_kernel = {"tree": switches.delta_tree, "one-row": switches.delta_one}
         one = DeltaPass(
             state=buffers.state,
@@ -98,17 +90,17 @@ class KernelDelta(CudaOps):
             accepted_factors=_factors(before),
         )
         above = {} if paths is None else {"paths": paths.paths, "depths": paths.depths}
-        limit = switches.solve_tree_rows if is_tree else switches.solve_chain_rows
+        limit = switches.solve_tree_rows if paths else switches.solve_chain_rows
         if switches.solve and 1 < rows <= limit:
             chunks.solve(self._query, factors, self._beta, self._solved, rows=rows, **above)
             chunks.walk_solved(one, self._solved)
             self._count("delta verify by a solve")
         elif by_kernel.get(kind, switches.delta_chain):
-            if is_tree and not switches.exact:
-                tree_kernel.walk_stack(one, depths=tree.depths)
+            if paths and not switches.exact:
+                tree_kernel.walk_stack(one, depths=paths.depths)
             else:
                 delta_kernel.walk(one, advance=False, **above)
-                self._count("exact tree walks", is_tree)
+                self._count("exact tree walks", here.is_tree)
             self._count(f"delta {kind} kernels")
         else:
             plain.commit(buffers.state, before, inputs.count, inputs.rows)

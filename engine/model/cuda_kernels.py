@@ -22,6 +22,7 @@ from engine.model.cuda_arena import (
 )
 from engine.model.cuda_kernel_delta import KernelDelta
 from engine.model.cuda_kernel_products import KernelProducts
+from engine.model.cuda_pass import Pass
 from engine.model.cuda_weights import CudaAttention, Product, Projection
 from kernels.attention import triton as attention
 from kernels.causal_conv import triton as conv
@@ -99,28 +100,13 @@ class KernelOps(KernelProducts, KernelDelta):
         layer: CudaAttention,
         projected: Tensor,
         cache: KvPair,
+        here: Pass,
         *,
         rope: Tensor,
-        start: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        tree: TreePaths | None,
         out: Tensor,
-        rows: int,
     ) -> None:
         if not self.switches.attention_prepare:
-            super().attention_prepare(
-                layer,
-                projected,
-                cache,
-                rope=rope,
-                start=start,
-                positions=positions,
-                slots=slots,
-                tree=tree,
-                out=out,
-                rows=rows,
-            )
+            super().attention_prepare(layer, projected, cache, here, rope=rope, out=out)
             return
         config = self.config
         q_at, k_at, v_at = layer.project.offsets
@@ -131,13 +117,13 @@ class KernelOps(KernelProducts, KernelDelta):
             layer.q_norm,
             layer.k_norm,
             rope,
-            start,
+            here.start,
             out,
             cache.keys,
             cache.values,
             eps=config.rms_eps,
-            rows=rows,
-            depths=None if tree is None else tree.depths,
+            rows=here.rows,
+            depths=None if here.above is None else here.above.depths,
         )
         self._count("attention preparation kernels")
         self.mark("attention_prepare", 0, 0)
@@ -149,24 +135,10 @@ class KernelOps(KernelProducts, KernelDelta):
         query: Tensor,
         cache: KvPair,
         out: Tensor,
-        *,
-        rows: int,
-        start: Tensor,
-        tree: TreePaths,
-        places: Tensor,
+        here: Pass,
     ) -> None:
         if not self.switches.attention:
-            super().attention(
-                layer,
-                projected,
-                query,
-                cache,
-                out,
-                rows=rows,
-                start=start,
-                tree=tree,
-                places=places,
-            )
+            super().attention(layer, projected, query, cache, out, here)
             return
         q_at = layer.project.offsets[0]
         attention.attend(
@@ -174,17 +146,17 @@ class KernelOps(KernelProducts, KernelDelta):
             cache.keys,
             cache.values,
             out,
-            start,
-            tree.paths,
-            tree.depths,
+            here.start,
+            here.tree.paths,
+            here.tree.depths,
             self._attention_work,
             scale=self.config.head_dim**-0.5,
-            rows=rows,
-            longest=len(places),
+            rows=here.rows,
+            longest=len(here.places),
             gated=projected[:, q_at : q_at + self.config.q_rows],
         )
         self._count("narrow attention kernels")
-        self._mark_attention(rows, len(places))
+        self._mark_attention(here.rows, len(here.places))
 
     def paths_of(self, parents: Tensor, tree: TreePaths) -> None:
         tree_paths.paths_of(parents, tree.paths, tree.depths)

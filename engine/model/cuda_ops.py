@@ -23,6 +23,7 @@ from engine.model.cuda_arena import (
     PassInputs,
     TreePaths,
 )
+from engine.model.cuda_pass import Pass
 from engine.model.cuda_products import Products
 from engine.model.cuda_weights import CudaAttention, CudaDelta, Projection
 from kernels.causal_conv.reference import causal_conv
@@ -113,21 +114,13 @@ class CudaOps(Products):
         layer: CudaAttention,
         projected: Tensor,
         cache: KvPair,
+        here: Pass,
         *,
         rope: Tensor,
-        start: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        tree: TreePaths | None,
         out: Tensor,
-        rows: int,
     ) -> None:
-        """Queries into out, keys and values into the cache.
-
-        start: int32 [1]; tree: None for a chain. The same for PyTorch: positions int64 [32 or rows], of the
-        rotary embedding, and slots int64 [rows], in the cache.
-        """
-        query, _, key, value = self._split_attention(layer, projected, rows)
+        """Queries into out, keys and values into the cache."""
+        query, _, key, value = self._split_attention(layer, projected, here.rows)
         plain.attention_prepare(
             query,
             key,
@@ -135,8 +128,8 @@ class CudaOps(Products):
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
             rope=rope,
-            positions=positions,
-            slots=slots,
+            positions=here.positions,
+            slots=here.slots,
             cache=cache,
             out=out[: len(query)],
             eps=self.config.rms_eps,
@@ -151,13 +144,10 @@ class CudaOps(Products):
         query: Tensor,
         cache: KvPair,
         out: Tensor,
-        *,
-        rows: int,
-        start: Tensor,
-        tree: TreePaths,
-        places: Tensor,
+        here: Pass,
     ) -> None:
-        """Gated attention of rows to verify, behind `start`; places: 0, 1, 2, ... up to the longest context."""
+        """Gated attention of rows to verify."""
+        rows, places = here.rows, here.places
         count = plain.computed_rows(rows)
         _, gate, _, _ = self._split_attention(layer, projected, rows)
         plain.attention(
@@ -165,8 +155,8 @@ class CudaOps(Products):
             gate,
             cache,
             rows=rows,
-            start=start,
-            paths=tree.paths,
+            start=here.start,
+            paths=here.tree.paths,
             places=places,
             out=out[:count],
         )
@@ -180,11 +170,11 @@ class CudaOps(Products):
         query: Tensor,
         cache: KvPair,
         out: Tensor,
-        *,
-        rows: int,
-        first: int,
+        here: Pass,
     ) -> None:
-        """The same for a prompt chunk of more than 32 rows behind `first` positions."""
+        """The same for a prompt chunk of more than 32 rows."""
+        rows, first = here.rows, here.first
+        assert first is not None
         _, gate, _, _ = self._split_attention(layer, projected, rows)
         plain.attention_of_chunk(query[:rows], gate[:rows], cache, start=first, out=out[:rows])
         self._count("wide attention by PyTorch")
@@ -222,31 +212,26 @@ class CudaOps(Products):
         self,
         layer: CudaDelta,
         buffers: DeltaLayer,
-        parity: int,
         projected: Tensor,
         gates: Tensor,
         out: Tensor,
         inputs: PassInputs,
-        *,
-        rows: int,
-        tree: TreePaths,
-        is_tree: bool,
+        here: Pass,
     ) -> None:
         """Convolution, recurrence and gated norm of rows to verify.
 
-        Pending rows are applied to the state from the record that `parity` does not own; this pass's rows are
-        recorded in the other one and leave the state as it is.
+        Pending rows are applied to the state from the record that the pass's parity does not own; this pass's
+        rows are recorded in the other one and leave the state as it is.
         """
-        record, before = buffers.records[parity], buffers.records[1 - parity]
+        rows, record, before = here.rows, *here.records(buffers)
         raw, z, a, b = self._split_delta(layer, projected, gates, VERIFY_ROWS)
-        mixed = plain.convolved(raw, buffers.tail, layer.conv, tree)
+        mixed = plain.convolved(raw, buffers.tail, layer.conv, here.tree)
         record.raw[:rows] = raw[:rows]
         operands = plain.delta_operands(mixed, a, b, layer.a_log, layer.dt_bias, self.sizes)
         plain.commit(buffers.state, before, inputs.count, inputs.rows)
         o = plain.walk(buffers.state, operands, record, inputs.parents, rows)
         plain.gated_norm(o, z[:rows], layer.gdn_norm, self.config.rms_eps, out[:rows])
-        kind = "tree" if is_tree else "one-row" if rows == 1 else "chain"
-        self._count(f"delta {kind} row by row")
+        self._count(f"delta {here.kind} row by row")
         self.mark("gated_delta", buffers.state.nbytes, self._delta_flops(rows))
 
     def delta_chunk(

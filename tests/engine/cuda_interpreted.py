@@ -40,12 +40,14 @@ TINY = replace(
 PROMPT, ROWS, PARENTS, PATH = [7, 3], [5, 6, 8], [-1, 0, 0], [0, 2]
 
 
-def make(ops: type[CudaOps]) -> CudaBackend:
+def make(ops: type[CudaOps], **knobs: str) -> CudaBackend:
     return CudaBackend(
         TINY,
         synthetic_weights(TINY, "nvfp4", seed=5),
         capacity=96,
-        knobs=KnobSet.resolve(environ={}),
+        knobs=KnobSet.resolve(
+            environ={}, changes={f"QWEN38_{name}": value for name, value in knobs.items()}
+        ),
         device="cpu",
         make_ops=ops,
     )
@@ -91,12 +93,16 @@ def main() -> None:
     alone, stepped = line(kernels)
     plain = make(CudaOps)
     wanted, plain_state = tree(plain)
+    spread, forms = float(wanted.std()), {}
+    for name, knob in (("stack", {"GDNV_EXACT": "0"}), ("solve", {"GDNV_WY": "1"})):
+        other = make(KernelOps, **knob)
+        off = float((tree(other)[0] - wanted).abs().max()) / spread
+        forms[name] = {"off": off, "paths": other.engaged()}
     with TemporaryDirectory() as folder:
         block, plain_block = (
             drafted(backend, Path(folder) / name)
             for name, backend in (("kernels", kernels), ("plain", plain))
         )
-    spread = float(wanted.std())
     json.dump(
         {
             "rows": torch.equal(logits[PATH], alone),
@@ -106,6 +112,7 @@ def main() -> None:
                 float((part - plain_state[name]).abs().max() / (1 + plain_state[name].abs().max()))
                 for name, part in state.items()
             ),
+            "forms": forms,
             "block_off": {
                 name: float((part - plain_block[name]).abs().max() / plain_block[name].abs().max())
                 for name, part in block.items()

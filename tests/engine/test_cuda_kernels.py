@@ -43,6 +43,14 @@ def test_kernels_follow_pytorch(found: dict[str, Any]) -> None:
     assert found["state_off"] < 0.05
 
 
+def test_other_forms_of_the_recurrence_follow_too(found: dict[str, Any]) -> None:
+    stack, solve = found["forms"]["stack"], found["forms"]["solve"]
+    assert max(stack["off"], solve["off"]) < 0.15
+    assert stack["paths"].get("delta tree kernels", 0) > 0
+    assert "exact tree walks" not in stack["paths"]
+    assert solve["paths"].get("delta verify by a solve", 0) > 0
+
+
 def test_a_block_draft_follows_pytorch(found: dict[str, Any]) -> None:
     assert len(found["block_off"]) == 6
     assert max(found["block_off"].values()) < 0.05
