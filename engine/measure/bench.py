@@ -83,7 +83,9 @@ def run_bench(
         for choice in choices:
             on_progress(f"loading {choice.label}")
             try:
-                contenders.append(open_peer(choice, _specification(request, choice.variant)))
+                peer = open_peer(choice, _specification(request, choice.variant))
+                contenders.append(peer)
+                notices += [peer.notice] if peer.notice else []
             except PeerError as error:
                 notices.append(str(error))
         run = _Run(request, contenders, probes, on_progress, cancel)

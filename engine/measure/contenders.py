@@ -4,10 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from engine.measure.peers.catalogue import PeerChoice
-from engine.measure.peers.process import PeerError, PeerProcess, python_command
+from engine.measure.peers.process import (
+    PeerCrashedError,
+    PeerError,
+    PeerProcess,
+    python_command,
+)
 from engine.measure.peers.worker import Specification
 from engine.measure.rounds import RoundTimer
 from engine.model.backend import Backend
@@ -59,10 +65,13 @@ class OwnContender:
 
 
 class PeerContender:
-    """A peer's process as a contender."""
+    """A peer's process as a contender; `notice` says what is unusual about it, empty for nothing."""
 
-    def __init__(self, process: PeerProcess, config: ModelConfig, context_tokens: int) -> None:
+    def __init__(
+        self, process: PeerProcess, config: ModelConfig, context_tokens: int, notice: str = ""
+    ) -> None:
         self._process = process
+        self.notice = notice
         self.label: str | None = process.label
         self.weight_format = process.info.weight_format
         self.version = process.info.version
@@ -81,14 +90,24 @@ class PeerContender:
 
 
 def open_peer(choice: PeerChoice, specification: Specification) -> PeerContender:
-    """Start a peer and wait until it has loaded; PeerError says why it is left out."""
+    """Start a peer and wait until it has loaded; PeerError says why it is left out.
+
+    One that crashes is started again with weights that it does not repack for this processor.
+    """
     if choice.missing:
         raise PeerError(
             f"{choice.label} is left out: {' and '.join(choice.missing)} not installed.",
             next_step=f"Install it: {choice.install}",
         )
-    process = PeerProcess(choice.label, python_command(choice.module), specification.to_json())
-    return PeerContender(process, specification.config, specification.context_tokens)
+    command = python_command(choice.module)
+    notice = ""
+    try:
+        process = PeerProcess(choice.label, command, specification.to_json())
+    except PeerCrashedError as error:
+        plain = replace(specification, plain_weights=True)
+        process = PeerProcess(choice.label, command, plain.to_json())
+        notice = f"{error.cause} It is measured with its weights as they lie in the file."
+    return PeerContender(process, specification.config, specification.context_tokens, notice)
 
 
 class _BackendModel:

@@ -528,6 +528,28 @@ def test_a_real_peer_loads_the_shape_and_times_it(
         process.close()
 
 
+def test_a_peer_that_crashes_is_measured_without_repacked_weights(
+    shape: Shape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = """if True:
+        import json, os, signal, sys
+        if not json.loads(input())["plain_weights"]:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        print(json.dumps({"ready": {"weight_format": "Q4_0", "read_bytes": 1, "version": "1"}}))
+        sys.stdout.flush()
+        sys.stdin.read()
+    """
+    monkeypatch.setattr(contenders, "python_command", lambda module: [sys.executable, "-c", code])
+    choice = PeerChoice("crashing", "Q4_0", "none", (), "")
+    specification = Specification(shape.config, "tiny", "Q4_0", 1, 32, 288, 16, 8, 0)
+    peer = contenders.open_peer(choice, specification)
+    try:
+        assert peer.notice.startswith("crashing Q4_0 ended early (exit status -11")
+        assert peer.notice.endswith("It is measured with its weights as they lie in the file.")
+    finally:
+        peer.close()
+
+
 @pytest.mark.parametrize("weight_format", ["nvfp4", "fp8", "bf16"])
 def test_a_shape_that_does_not_fit_is_refused_before_a_weight_is_made(
     monkeypatch: pytest.MonkeyPatch, shape: Shape, weight_format: str

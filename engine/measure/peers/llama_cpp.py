@@ -34,6 +34,7 @@ class LlamaModel:
         lib.llama_backend_init()
         model_parameters = lib.llama_model_default_params()
         model_parameters.n_gpu_layers = 0
+        model_parameters.use_extra_bufts = not specification.plain_weights
         self._model = lib.llama_model_load_from_file(path.encode(), model_parameters)
         if not self._model:
             raise self._failed("it does not load the weights")
@@ -94,8 +95,10 @@ def load(specification: Specification) -> LoadedPeer:
     require_memory(2 * weights, f"llama.cpp with {kind} weights (file and repacked copy)")
     path = cached_gguf(config, specification.shape_name, kind)
     model = LlamaModel(str(path), specification)
+    model.restart([0, 0])  # what this processor cannot run shows now and not in a measured round
     version = f"llama-cpp-python {importlib.metadata.version('llama-cpp-python')}"
-    return LoadedPeer(model, f"{kind}, {HEAD_TYPE} head", weights, version)
+    stored = ", weights not repacked" if specification.plain_weights else ""
+    return LoadedPeer(model, f"{kind}, {HEAD_TYPE} head{stored}", weights, version)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,10 @@ class PeerError(RondoError):
     title = "A peer engine is left out"
 
 
+class PeerCrashedError(PeerError):
+    """A peer that a signal ended, such as an instruction the processor refuses."""
+
+
 @dataclass(frozen=True, slots=True)
 class PeerInfo:
     """What a loaded peer says about itself; `read_bytes` are the weight bytes one pass reads."""
@@ -115,8 +119,10 @@ class PeerProcess:
                 next_step="Use fewer rows or a smaller shape.",
             ) from None
         if not line:
-            raise PeerError(
-                f"{self.label} ended early ({self._ending()}).",
+            ending = self._ending()
+            kind = PeerCrashedError if self._process.returncode < 0 else PeerError
+            raise kind(
+                f"{self.label} ended early ({ending}).",
                 next_step="Run with fewer layers if memory was short.",
             )
         reply = json.loads(line)

@@ -20,7 +20,11 @@ _MEMORY_MARGIN = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Specification:
-    """What a peer is asked to load. `prefill_tokens` is the longest prompt it will get."""
+    """What a peer is asked to load.
+
+    prefill_tokens: the longest prompt it will get; plain_weights: in the layout of its file, not repacked for
+    this processor.
+    """
 
     config: ModelConfig
     shape_name: str
@@ -31,6 +35,7 @@ class Specification:
     prefill_tokens: int
     max_rows: int
     seed: int
+    plain_weights: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads back."""
