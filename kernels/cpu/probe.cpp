@@ -13,6 +13,7 @@ struct rondo_probe_args {
   uint32_t* sink;       // 16 a worker; keeps the loops from being removed
   int64_t bytes;
   int64_t rounds;  // dot only: each does kDotFlops operations
+  int64_t ahead;   // read only: bytes from a load to its prefetch; 0: none
 };
 typedef rondo_probe_args rondo_probe_read_args;
 typedef rondo_probe_args rondo_probe_copy_args;
@@ -44,7 +45,8 @@ RONDO_OP(probe_read) {
   v16u s0{}, s1{}, s2{}, s3{};
   for (int64_t i = mine.begin; i < mine.end; i += 256) {
     const uint8_t* p = a->from + i;
-    for (int line = 0; line < 256; line += 64) __builtin_prefetch(p + 8192 + line, 0, 3);
+    for (int line = 0; a->ahead && line < 256; line += 64)
+      __builtin_prefetch(p + a->ahead + line, 0, 3);
     s0 ^= load_vec<v16u>(p);
     s1 ^= load_vec<v16u>(p + 64);
     s2 ^= load_vec<v16u>(p + 128);
