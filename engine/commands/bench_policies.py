@@ -20,7 +20,12 @@ from engine.measure.policies import (
     read_policy_prompts,
     run_policies,
 )
-from engine.measure.policies_forced import ForcedReport, ForcedRequest, run_forced
+from engine.measure.policies_forced import (
+    PRICED_ROWS,
+    ForcedReport,
+    ForcedRequest,
+    run_forced,
+)
 from engine.measure.price_store import live_prices
 from engine.model.backend import MAX_DRAFT, Backend
 from engine.paths import demo_model, profile_path
@@ -117,6 +122,20 @@ def _policies(backend: Backend, knobs: KnobSet) -> dict[str, Drafter | None]:
     return policies
 
 
+def forced_request(arguments: argparse.Namespace) -> ForcedRequest:
+    """What `--accept` asks for; UsageError for values that measure nothing."""
+    request = ForcedRequest(
+        accept=_shares(arguments.accept),
+        rows=numbers(arguments.rows, "--rows") if arguments.rows else PRICED_ROWS,
+        context_tokens=arguments.context,
+        tokens=arguments.tokens,
+        turns=arguments.turns,
+        seed=arguments.seed,
+    )
+    request.check()
+    return request
+
+
 def _forced(arguments: argparse.Namespace, knobs: KnobSet, cancel: threading.Event) -> int:
     from engine.load.synthetic import synthetic_weights
     from engine.measure.bench import stored_bytes
@@ -125,15 +144,7 @@ def _forced(arguments: argparse.Namespace, knobs: KnobSet, cancel: threading.Eve
     from engine.measure.shapes import named_shape
 
     shape = named_shape(arguments.shape, vocab=arguments.vocab)
-    request = ForcedRequest(
-        accept=_shares(arguments.accept),
-        rows=numbers(arguments.rows, "--rows") if arguments.rows else ForcedRequest.rows,
-        context_tokens=arguments.context,
-        tokens=arguments.tokens,
-        turns=arguments.turns,
-        seed=arguments.seed,
-    )
-    request.check()
+    request = forced_request(arguments)
     require_memory(
         stored_bytes(shape.config, arguments.weights),
         f"{shape.name} with {arguments.weights} weights",

@@ -28,6 +28,7 @@ from engine.spec.staircut_prices import LivePrices
 from engine.spec.tree import DraftTree
 
 FIXED_NODES = (1, 3, 7, 15, 31)
+PRICED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _COMMIT = "QWEN38_COMMIT_IN_VERIFY"
 
 
@@ -36,7 +37,7 @@ class ForcedRequest:
     """What to measure. `rows` are priced; the router sees a piecewise linear curve through them."""
 
     accept: tuple[float, ...] = (0.5, 0.65, 0.8)
-    rows: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+    rows: tuple[int, ...] = PRICED_ROWS
     context_tokens: int = 32
     tokens: int = 64
     turns: int = 2

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import threading
 from collections.abc import Iterator, Sequence
@@ -16,11 +17,13 @@ from checkpoints import make_checkpoint
 from engine import Engine
 from engine.api import GenerateRequest, Message
 from engine.cli import main
+from engine.commands import bench
+from engine.commands.bench_policies import forced_request
 from engine.errors import Cancelled, UsageError
 from engine.knobs import KnobSet
 from engine.load.synthetic import synthetic_weights
 from engine.measure.policies import PLAIN, ROUTER, Prompt, read_policy_prompts, run_policies
-from engine.measure.policies_forced import Cut, ForcedRequest, KnownText, run_forced
+from engine.measure.policies_forced import PRICED_ROWS, Cut, ForcedRequest, KnownText, run_forced
 from engine.measure.shapes import named_shape
 from engine.measure.telemetry import DRAFTERS, ROUTES, round_fields
 from engine.model.backend import Verified, accepted_path, tree_parents
@@ -272,6 +275,17 @@ def test_known_texts_are_right_as_often_as_they_say() -> None:
     assert tree.scores[3] == pytest.approx(0.65**3)
     again = KnownText(text, 0.65, 5000, seed=3)
     assert again.propose(0, 31) == tree
+
+
+def test_the_command_prices_its_usual_rows_unless_told() -> None:
+    parser = argparse.ArgumentParser()
+    bench.add_options(parser)
+    asked = ["--suite", "policies", "--accept", "0.5", "--context", "32", "--tokens", "8"]
+    assert forced_request(parser.parse_args(asked)).rows == PRICED_ROWS
+    told = parser.parse_args([*asked, "--rows", "1,4"])
+    assert forced_request(told) == ForcedRequest(
+        accept=(0.5,), rows=(1, 4), context_tokens=32, tokens=8, turns=told.turns, seed=told.seed
+    )
 
 
 def test_forced_acceptance_reports_prices_cuts_and_state(backend: InstantBackend) -> None:
