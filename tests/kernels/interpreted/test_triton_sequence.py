@@ -40,10 +40,14 @@ def test_the_chunks_end_at_the_same_places_for_every_length() -> None:
     assert attention.chunk_bounds(16385)[32] == (16384, 17408)
 
 
-@pytest.mark.parametrize(("spread", "batches"), [(0.05, BATCHES), (1.0, (1, 2))])
-def test_gated_delta(library: object, spread: float, batches: tuple[int, ...]) -> None:
-    """Keys that are nearly one direction at every number of rows, independent keys at two."""
-    heads = delta_check.Heads(2, 4, 16, 16)
+@pytest.mark.parametrize(
+    ("value_heads", "spread", "batches"), [(2, 0.05, BATCHES), (4, 1.0, (1, 2))]
+)
+def test_gated_delta(
+    library: object, value_heads: int, spread: float, batches: tuple[int, ...]
+) -> None:
+    """Keys that are nearly one direction at every number of rows; keys that two value heads share."""
+    heads = delta_check.Heads(2, value_heads, 16, 16)
     results = list(
         delta_check.check(library, cases=(heads,), batches=batches, prompt=40, alike=(spread,))
     )
