@@ -63,15 +63,16 @@ class DelayedSides(EngineSides):
     def run(self, side: str, work: Workload, **place: int) -> Measured:
         engine = self.engine
         assert engine is not None
-        backend, verify = engine._backend, engine._backend.verify
+        delay, backend = self.delay, engine._backend
+        verify = backend.verify
 
         def delayed(*rows: object) -> object:
             verified = verify(*rows)
-            if self.delay is not None:
-                self.delay()
+            assert delay is not None
+            delay()
             return verified
 
-        if side == CANDIDATE:
+        if side == CANDIDATE and delay is not None:
             backend.verify = delayed  # type: ignore[method-assign]
         try:
             return super().run(side, work, **place)
