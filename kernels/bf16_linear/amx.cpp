@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// bf16 tiles for the matrix unit: 16 outputs x 32 inputs as they are; those of a pair alternate.
+// bf16 tiles for the matrix unit: 16 outputs x 32 inputs as they are.
 #if defined(__AMX_BF16__)
 #include "product_amx.h"
 

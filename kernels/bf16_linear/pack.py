@@ -41,7 +41,8 @@ def pack_bf16(parts: list[Tensor], *, interleave: bool = False, amx: bool = Fals
     k = parts[0].shape[1]
     k_padded = -(-k // _K_STEP) * _K_STEP
     unit = 32 if amx else 2  # inputs
-    weight = PairedTiles(tiles, k_padded // unit, TILE_ROWS * 2 * unit)
+    units = 1 if amx else k_padded // unit
+    weight = PairedTiles(tiles, units, TILE_ROWS * 2 * k_padded // units)
 
     def tiles_of(part: int, begin: int, end: int) -> Tensor:
         rows = pad_rows(functional.pad(parts[part][begin:end], (0, k_padded - k)))

@@ -63,7 +63,7 @@ def _nvfp4(packed: PackedLinear, tiles: Tensor) -> Tensor:
 
 def _nvfp4_amx(weight: Tensor, tiles: Tensor, width: int) -> Tensor:
     units = width // 32
-    raw = _tiles(weight, tiles, units, 288)
+    raw = _tiles(weight, tiles, 1, units * 288).view(-1, units, 288)
     # [tile, 32 inputs, four outputs, group, input, output of them] -> [tile, output, group, input]
     codes = unpack(raw[..., :256].view(-1, units, 4, 2, 16, 2))
     values = decode(codes.permute(0, 2, 5, 1, 3, 4)).reshape(-1, width // 16, 16)
@@ -75,7 +75,7 @@ def _nvfp4_amx(weight: Tensor, tiles: Tensor, width: int) -> Tensor:
 def _fp8(packed: PackedLinear, tiles: Tensor) -> Tensor:
     width = packed.k_padded
     if packed.amx:
-        raw = _tiles(packed.weight, tiles, width // 32, TILE_ROWS * 32)
+        raw = _tiles(packed.weight, tiles, 1, TILE_ROWS * width)
         # [tile, 32 inputs, two outputs, quarter, output of them, input in the quarter]
         lanes = raw.view(-1, width // 32, 8, 4, 2, 8).permute(0, 2, 4, 1, 3, 5)
     else:
@@ -93,6 +93,7 @@ def _fp8(packed: PackedLinear, tiles: Tensor) -> Tensor:
 def _bf16(packed: PackedLinear, tiles: Tensor) -> Tensor:
     width = packed.k_padded
     unit = 32 if packed.amx else 2  # inputs
-    raw = _tiles(packed.weight, tiles, width // unit, TILE_ROWS * 2 * unit)
+    units = 1 if packed.amx else width // unit
+    raw = _tiles(packed.weight, tiles, units, TILE_ROWS * 2 * width // units)
     lanes = raw.contiguous().view(torch.bfloat16).view(-1, width // unit, TILE_ROWS, unit)
     return lanes.transpose(1, 2).reshape(-1, width).float()

@@ -125,8 +125,8 @@ def place_parts(sizes: list[int], *, interleave: bool) -> tuple[tuple[Part, ...]
 class PairedTiles:
     """Storage for tiles of `units` units of `unit_bytes` bytes, in pairs whose units alternate.
 
-    A pair is one stream of memory for the kernel that works on both. The neighbour of an odd last
-    tile is zeros.
+    A pair is one stream of memory for the kernel that works on both, or with one unit a tile two streams.
+    The neighbour of an odd last tile is zeros.
     """
 
     def __init__(self, tiles: int, units: int, unit_bytes: int) -> None:

@@ -20,7 +20,7 @@ namespace rondo {
 
 constexpr int kTileInputs = 32;
 constexpr int kTileBytes = 1024;            // 16 x 32 bf16, or 16 x 16 fp32
-constexpr int kPairBytes = 2 * kTileBytes;  // the same inputs of two neighbouring tiles
+constexpr int kPairBytes = 2 * kTileBytes;  // of two neighbouring tiles
 constexpr int kFoldTiles = 4;               // tiles under one block scale
 constexpr int kPanelInputs = 256;           // decoded at a time for more than two blocks of rows
 constexpr int kVisitTiles = 256;            // accumulators kept while the inputs are taken in steps
@@ -55,32 +55,62 @@ struct Columns {
   int32_t m[2];
 };
 
-// Tiles that lie decoded: of bf16 weights, or of a panel.
+// The same inputs of two neighbouring tiles, decoded.
+struct TilePair {
+  const uint8_t *first, *second;
+};
+
+// The stored tiles of two neighbours, each a stream of its own: the processor looks ahead in both.
+template <class Format>
+struct Streams {
+  const uint8_t* weight[2];
+  Prefetch ahead;
+  RONDO_MEMBER void fetch(int32_t unit) const {
+    const int64_t at = int64_t(unit) * Format::kUnit;
+    const int64_t later = at + ahead(at);
+    for (const uint8_t* stream : weight)
+#pragma GCC unroll 16
+      for (int line = 0; line < Format::kUnit; line += 64)
+        _mm_prefetch(reinterpret_cast<const char*>(stream + later + line), _MM_HINT_T0);
+  }
+  RONDO_MEMBER void decode(int32_t unit, uint8_t* to) const {
+    fetch(unit);
+    Format::decode(weight[0] + int64_t(unit) * Format::kUnit, to);
+    Format::decode(weight[1] + int64_t(unit) * Format::kUnit, to + kTileBytes);
+  }
+};
+
+// Tiles that are bf16 in memory.
+template <class Format>
 struct StoredTiles {
-  const uint8_t* at;
-  RONDO_MEMBER const uint8_t* operator()(int32_t unit) const { return at + int64_t(unit) * kPairBytes; }
+  Streams<Format> streams;
+  RONDO_MEMBER TilePair operator()(int32_t unit) const {
+    streams.fetch(unit);
+    const int64_t at = int64_t(unit) * Format::kUnit;
+    return {streams.weight[0] + at, streams.weight[1] + at};
+  }
 };
 
 // Tiles decoded one ahead of their use, so that the matrix unit need not wait for the stores.
 template <class Format>
 struct DecodedTiles {
-  const uint8_t* weight;
-  Prefetch ahead;
+  Streams<Format> streams;
   int32_t units;
   uint8_t* ring;  // two pairs
-  RONDO_MEMBER void decode(int32_t unit, uint8_t* to) const {
-    const int64_t at = int64_t(unit) * 2 * Format::kUnit;
-    const uint8_t* later = weight + at + ahead(at);
-#pragma GCC unroll 16
-    for (int line = 0; line < 2 * Format::kUnit; line += 64)
-      _mm_prefetch(reinterpret_cast<const char*>(later + line), _MM_HINT_T0);
-    Format::decode(weight + at, to);
-    Format::decode(weight + at + Format::kUnit, to + kTileBytes);
+  RONDO_MEMBER TilePair operator()(int32_t unit) const {
+    if (unit == 0) streams.decode(0, ring);
+    if (unit + 1 < units) streams.decode(unit + 1, ring + (unit + 1) % 2 * kPairBytes);
+    const uint8_t* at = ring + unit % 2 * kPairBytes;
+    return {at, at + kTileBytes};
   }
-  RONDO_MEMBER const uint8_t* operator()(int32_t unit) const {
-    if (unit == 0) decode(0, ring);
-    if (unit + 1 < units) decode(unit + 1, ring + (unit + 1) % 2 * kPairBytes);
-    return ring + unit % 2 * kPairBytes;
+};
+
+// Tiles decoded before, pair after pair.
+struct PanelTiles {
+  const uint8_t* panel;
+  RONDO_MEMBER TilePair operator()(int32_t unit) const {
+    const uint8_t* at = panel + int64_t(unit) * kPairBytes;
+    return {at, at + kTileBytes};
   }
 };
 
@@ -88,15 +118,15 @@ struct DecodedTiles {
 template <bool kTwo, class Tiles>
 RONDO_INLINE void add_tiles(const Tiles& tiles, int32_t from, int32_t to, const Columns& c) {
   for (int32_t u = from; u < to; u++) {
-    const uint8_t* w = tiles(u);
+    const TilePair w = tiles(u);
     _tile_loadd(6, c.x[0] + int64_t(u) * 64 * c.m[0], 4 * c.m[0]);
-    _tile_loadd(4, w, 64);
+    _tile_loadd(4, w.first, 64);
     _tile_dpbf16ps(0, 4, 6);
     if (kTwo) {
       _tile_loadd(7, c.x[1] + int64_t(u) * 64 * c.m[1], 4 * c.m[1]);
       _tile_dpbf16ps(1, 4, 7);
     }
-    _tile_loadd(5, w + kTileBytes, 64);
+    _tile_loadd(5, w.second, 64);
     _tile_dpbf16ps(2, 5, 6);
     if (kTwo) _tile_dpbf16ps(3, 5, 7);
   }
@@ -192,17 +222,17 @@ struct MatrixProduct {
   void add_pair(int64_t tile, int32_t k, int32_t units, int32_t b0, int32_t b1, const Prefetch& ahead,
                 float* pair_acc) const {
     const uint8_t* weight =
-        a->weight + tile * a->weight_stride + int64_t(k) / kTileInputs * 2 * Format::kUnit;
+        a->weight + tile * a->weight_stride + int64_t(k) / kTileInputs * Format::kUnit;
+    const Streams<Format> streams{{weight, weight + a->weight_stride}, ahead};
     const float* block_scale[2] = {nullptr, nullptr};
     for (int t = 0; Format::kScaledBlocks && a->scale && t < 2; t++) {
       const int64_t at = tile + t < a->tiles ? tile + t : tile;
       block_scale[t] = reinterpret_cast<const float*>(a->scale + at * a->scale_stride) + k / 128;
     }
     const bool first = k == 0, many = b1 - b0 > 2;
-    const DecodedTiles<Format> decoded{weight, ahead, units, panel};
     if constexpr (!Format::kStored)
       for (int32_t u = 0; many && u < units; u++)
-        decoded.decode(u, panel + int64_t(u) * kPairBytes);
+        streams.decode(u, panel + int64_t(u) * kPairBytes);
     for (int32_t b = b0; b < b1; b += 2) {
       const bool two = b + 1 < b1;
       Columns c;
@@ -217,9 +247,9 @@ struct MatrixProduct {
         if (two) add_step<true>(tiles, units, c, first, block_scale, to);
         else add_step<false>(tiles, units, c, first, block_scale, to);
       };
-      if constexpr (Format::kStored) run(StoredTiles{weight});
-      else if (many) run(StoredTiles{panel});
-      else run(decoded);
+      if constexpr (Format::kStored) run(StoredTiles<Format>{streams});
+      else if (many) run(PanelTiles{panel});
+      else run(DecodedTiles<Format>{streams, units, panel});
     }
   }
 
@@ -236,8 +266,8 @@ struct MatrixProduct {
         // The next visit: the same inputs of the next pair, or the next inputs of the first one.
         const bool onward = tile + 2 < t1 || last;
         const int64_t on = onward ? 2 : t0 - tile, further = onward ? 0 : units;
-        const Prefetch ahead(a->ahead_bytes, units * 2 * Format::kUnit,
-                             on * a->weight_stride + further * 2 * Format::kUnit);
+        const Prefetch ahead(a->ahead_bytes, units * Format::kUnit,
+                             on * a->weight_stride + further * Format::kUnit);
         float* pair = acc + (tile - t0) * n * 256;
         add_pair(tile, k, units, b0, b1, ahead, pair);
         if (!last) continue;

@@ -138,8 +138,8 @@ def _pack_codes(
     k = parts[0].shape[1]
     broken = [torch.zeros(size, dtype=torch.bool) for size in sizes]
     k_padded = -(-k // _K_STEP) * _K_STEP
-    unit = 32 if amx else 4  # inputs
-    weight = PairedTiles(tiles, k_padded // unit, TILE_ROWS * unit)
+    units = 1 if amx else k_padded // 4
+    weight = PairedTiles(tiles, units, TILE_ROWS * k_padded // units)
 
     def tiles_of(part: int, begin: int, end: int) -> Tensor:
         raw = parts[part][begin:end].view(torch.uint8)

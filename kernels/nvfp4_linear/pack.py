@@ -90,7 +90,7 @@ def _pack_matrix_tiles(
 ) -> PackedLinear:
     """The tiles of amx.cpp: codes and scales of 16 outputs x 32 inputs side by side."""
     units = -(-groups // 2)
-    weight = PairedTiles(tiles, units, 288)
+    weight = PairedTiles(tiles, 1, units * 288)
 
     def tiles_of(part: int, begin: int, end: int) -> Tensor:
         stored, scales, _ = parts[part]
