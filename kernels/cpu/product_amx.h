@@ -266,7 +266,8 @@ struct MatrixProduct {
         // The next visit: the same inputs of the next pair, or the next inputs of the first one.
         const bool onward = tile + 2 < t1 || last;
         const int64_t on = onward ? 2 : t0 - tile, further = onward ? 0 : units;
-        const Prefetch ahead(a->ahead_bytes, units * Format::kUnit,
+        // The two streams share the distance.
+        const Prefetch ahead(a->ahead_bytes / 2, units * Format::kUnit,
                              on * a->weight_stride + further * Format::kUnit);
         float* pair = acc + (tile - t0) * n * 256;
         add_pair(tile, k, units, b0, b1, ahead, pair);
