@@ -7,13 +7,12 @@ import contextlib
 import hashlib
 import json
 import math
-import os
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from engine.measure.ab_evidence import Noise
+from engine.replace_file import replace_text
 
 SCHEMA_VERSION = 1
 KEPT_S = 3600.0
@@ -54,12 +53,4 @@ class NoiseStore:
             "log_ratios": list(log_ratios),
         }
         with contextlib.suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(prefix=".noise-", dir=self._folder)
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    json.dump(values, file)
-                os.replace(temporary, self._folder / f"{key}.json")
-            except OSError:
-                os.unlink(temporary)
-                raise
+            replace_text(self._folder / f"{key}.json", json.dumps(values))
