@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 
+from engine.allocation import memory_short
 from engine.api_compare import ComparePair, CompareProgress, CompareReport, CompareRequest
 from engine.errors import Cancelled, RondoError
 from engine.measure.ab_evidence import (
@@ -69,6 +70,7 @@ class CompareStopped(RondoError):
     def __init__(self, error: BaseException, partial: CompareReport) -> None:
         kept = f"{partial.n_pairs} complete pairs are kept."
         step = "Copy the report and try again."
+        error = memory_short(error, "the comparison") or error
         if isinstance(error, RondoError):
             kept, step = f"{kept} {error.kept}".strip(), error.next_step
             super().__init__(error.cause, kept=kept, next_step=step)

@@ -342,6 +342,20 @@ def test_an_error_keeps_the_complete_pairs_and_restores(store: NoiseStore) -> No
     assert sides.restored == 1
 
 
+def test_a_lack_of_memory_is_named_and_keeps_the_complete_pairs(store: NoiseStore) -> None:
+    error = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 is full.")
+    request = CompareRequest(candidate=FLIP, tokens=64, repeats=1)
+    sides = ScriptedSides(request, CompareScript(fail_after_runs=WARM + 3 * 8 + 2, error=error))
+    with pytest.raises(CompareStopped) as caught:
+        compare(store, sides=sides)
+    words = "There is not enough memory for the comparison; 2.15 GB at once were asked for."
+    assert caught.value.cause == words
+    assert caught.value.kept == "3 complete pairs are kept."
+    assert "shorter context" in caught.value.next_step
+    assert caught.value.__cause__ is error
+    assert sides.restored == 1
+
+
 def test_reloads_happen_once_a_side_change_and_answers_behind_them_are_untimed(
     store: NoiseStore,
 ) -> None:
