@@ -34,26 +34,27 @@ class CommandQueue:
         self, run: Callable[[threading.Event], None], failed: Callable[[ErrorReport], Event]
     ) -> threading.Event:
         """Queue a command and return the event that cancels it; BusyError after `close`."""
-        if self._closed:
-            raise BusyError("The engine is closing.", next_step="Start Rondo again.")
         command = Command(run, threading.Event(), failed)
+        # Queued under the lock: behind the end that `close` puts, nobody would take it.
         with self._lock:
+            if self._closed:
+                raise BusyError("The engine is closing.", next_step="Start Rondo again.")
             self._cancels.add(command.cancel)
-        self._waiting.put(command)
+            self._waiting.put(command)
         return command.cancel
 
     def cancel(self) -> None:
         """Cancel the commands that wait or run."""
         with self._lock:
-            for cancel in self._cancels:
-                cancel.set()
+            self._set_all()
 
     def close(self) -> None:
         """Cancel everything, take nothing in any more and let `take` end."""
-        if not self._closed:
-            self._closed = True
-            self.cancel()
-            self._waiting.put(None)
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._set_all()
+                self._waiting.put(None)
 
     def take(self, wait_s: float) -> Command | None:
         """The next command, None behind the last one; raises queue.Empty when none comes in time."""
@@ -63,3 +64,8 @@ class CommandQueue:
         """The command ran: cancelling does not mean it any more."""
         with self._lock:
             self._cancels.discard(command.cancel)
+
+    def _set_all(self) -> None:
+        """Set every event; the lock is held."""
+        for cancel in self._cancels:
+            cancel.set()
