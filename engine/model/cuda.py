@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.errors import UnsupportedModelError
 from engine.knobs import KnobSet
 from engine.load.drafter import BlockCheckpoint
 from engine.load.weights import ModelWeights
@@ -191,8 +190,9 @@ class CudaBackend:
         self._block, self._forward.keep = made, made.keep
         try:
             made.try_out(self._run)
-        except UnsupportedModelError:
+        except BaseException:
             self._block, self._forward.keep = None, keep_nothing
+            self._graphs.clear()  # those of its passes hold its buffers
             raise
         self.block = block
         self.record_rounds(*self._recorded)

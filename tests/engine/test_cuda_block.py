@@ -154,15 +154,26 @@ def test_a_shape_beyond_the_operations_is_refused(loaded: Loaded, tmp_path: Path
         backend.draft_block(1, 8)
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RuntimeError("an instruction that this device has not"), UnsupportedModelError),
+        (torch.OutOfMemoryError("CUDA out of memory."), torch.OutOfMemoryError),
+    ],
+)
 def test_a_drafter_that_fails_on_the_device_is_left_out(
-    loaded: Loaded, drafter: BlockCheckpoint, monkeypatch: pytest.MonkeyPatch
+    loaded: Loaded,
+    drafter: BlockCheckpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    told: type[Exception],
 ) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("an instruction that this device has not")
+        raise error
 
     backend = KIND.make(loaded.config, loaded.weights, shared.CAPACITY)
     monkeypatch.setattr("engine.model.cuda_block_plain.candidates", fail)
-    with pytest.raises(UnsupportedModelError, match="an instruction that this device has not"):
+    with pytest.raises(told, match=str(error)):
         backend.attach_block(own_copy(drafter))
     backend.reset(speculate=True)
     backend.prefill(IDS[:PROMPT])
