@@ -92,7 +92,7 @@ class PeerContender:
 def open_peer(choice: PeerChoice, specification: Specification) -> PeerContender:
     """Start a peer and wait until it has loaded; PeerError says why it is left out.
 
-    One that crashes is started again with weights that it does not repack for this processor.
+    One that repacks its weights for this processor and crashes is started again with weights as they are.
     """
     if choice.missing:
         raise PeerError(
@@ -104,6 +104,8 @@ def open_peer(choice: PeerChoice, specification: Specification) -> PeerContender
     try:
         process = PeerProcess(choice.label, command, specification.to_json())
     except PeerCrashedError as error:
+        if not choice.repacks:
+            raise
         plain = replace(specification, plain_weights=True)
         process = PeerProcess(choice.label, command, plain.to_json())
         notice = f"{error.cause} It is measured with its weights as they lie in the file."

@@ -371,8 +371,12 @@ def test_requests_that_measure_nothing_are_refused(shape: Shape, changes: dict) 
 
 
 def test_peer_names() -> None:
-    labels = [c.label for c in peer_choices(("llama.cpp", "LLAMA.CPP:q4_0", "transformers:int4"))]
-    assert labels == ["llama.cpp Q4_0", "llama.cpp NVFP4", "transformers INT4"]
+    choices = peer_choices(("llama.cpp", "LLAMA.CPP:q4_0", "transformers:int4"))
+    assert [(choice.label, choice.repacks) for choice in choices] == [
+        ("llama.cpp Q4_0", True),
+        ("llama.cpp NVFP4", True),
+        ("transformers INT4", False),
+    ]
 
 
 class CountingModel:
@@ -528,26 +532,44 @@ def test_a_real_peer_loads_the_shape_and_times_it(
         process.close()
 
 
+# A peer that a signal ends when its weights are repacked.
+CRASHING = """if True:
+    import json, os, signal, sys
+    if not json.loads(input())["plain_weights"]:
+        os.kill(os.getpid(), signal.%s)
+    print(json.dumps({"ready": {"weight_format": "Q4_0", "read_bytes": 1, "version": "1"}}))
+    sys.stdout.flush()
+    sys.stdin.read()
+"""
+
+
+def open_crashing(
+    shape: Shape, monkeypatch: pytest.MonkeyPatch, signal: str, *, repacks: bool
+) -> contenders.PeerContender:
+    code = CRASHING % signal
+    monkeypatch.setattr(contenders, "python_command", lambda module: [sys.executable, "-c", code])
+    choice = PeerChoice("crashing", "Q4_0", "none", (), "", repacks)
+    specification = Specification(shape.config, "tiny", "Q4_0", 1, 32, 288, 16, 8, 0)
+    return contenders.open_peer(choice, specification)
+
+
 def test_a_peer_that_crashes_is_measured_without_repacked_weights(
     shape: Shape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = """if True:
-        import json, os, signal, sys
-        if not json.loads(input())["plain_weights"]:
-            os.kill(os.getpid(), signal.SIGSEGV)
-        print(json.dumps({"ready": {"weight_format": "Q4_0", "read_bytes": 1, "version": "1"}}))
-        sys.stdout.flush()
-        sys.stdin.read()
-    """
-    monkeypatch.setattr(contenders, "python_command", lambda module: [sys.executable, "-c", code])
-    choice = PeerChoice("crashing", "Q4_0", "none", (), "")
-    specification = Specification(shape.config, "tiny", "Q4_0", 1, 32, 288, 16, 8, 0)
-    peer = contenders.open_peer(choice, specification)
+    peer = open_crashing(shape, monkeypatch, "SIGSEGV", repacks=True)
     try:
         assert peer.notice.startswith("crashing Q4_0 ended early (exit status -11")
         assert peer.notice.endswith("It is measured with its weights as they lie in the file.")
     finally:
         peer.close()
+
+
+@pytest.mark.parametrize(("signal", "repacks"), [("SIGKILL", True), ("SIGSEGV", False)])
+def test_a_peer_that_plain_weights_cannot_help_is_left_out(
+    shape: Shape, monkeypatch: pytest.MonkeyPatch, signal: str, repacks: bool
+) -> None:
+    with pytest.raises(PeerError, match="crashing Q4_0 ended early"):
+        open_crashing(shape, monkeypatch, signal, repacks=repacks)
 
 
 @pytest.mark.parametrize("weight_format", ["nvfp4", "fp8", "bf16"])

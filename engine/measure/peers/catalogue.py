@@ -18,6 +18,7 @@ class PeerChoice:
     module: str
     requires: tuple[str, ...]  # importable packages
     install: str
+    repacks: bool = False  # weights for this processor, unless told not to
 
     @property
     def label(self) -> str:
@@ -37,6 +38,7 @@ class _Kind:
     default: tuple[str, ...]
     requires: tuple[str, ...]
     install: str
+    repacks: bool = False
 
 
 _KINDS = {
@@ -46,6 +48,7 @@ _KINDS = {
         ("Q4_0", "NVFP4"),
         ("llama_cpp", "gguf"),
         "pip install llama-cpp-python gguf",
+        repacks=True,
     ),
     "transformers": _Kind(
         "engine.measure.peers.transformers",
@@ -74,6 +77,8 @@ def peer_choices(names: tuple[str, ...]) -> list[PeerChoice]:
                 f"There is no peer {text!r}.", next_step=f"Use any of {', '.join(known)}."
             )
         for each in variants:
-            choice = PeerChoice(name.lower(), each, kind.module, kind.requires, kind.install)
+            choice = PeerChoice(
+                name.lower(), each, kind.module, kind.requires, kind.install, kind.repacks
+            )
             chosen.setdefault(choice.label, choice)
     return list(chosen.values())

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from typing import IO, Any
 from engine.errors import RondoError
 
 _ROOT = Path(__file__).parents[3]
+_FAULTS = frozenset({signal.SIGILL, signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT})
 
 
 class PeerError(RondoError):
@@ -32,7 +34,10 @@ class PeerError(RondoError):
 
 
 class PeerCrashedError(PeerError):
-    """A peer that a signal ended, such as an instruction the processor refuses."""
+    """A peer that a fault of its code ended, such as an instruction the processor refuses.
+
+    Not one that was killed, as the system does where memory is short.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +125,7 @@ class PeerProcess:
             ) from None
         if not line:
             ending = self._ending()
-            kind = PeerCrashedError if self._process.returncode < 0 else PeerError
+            kind = PeerCrashedError if -self._process.returncode in _FAULTS else PeerError
             raise kind(
                 f"{self.label} ended early ({ending}).",
                 next_step="Run with fewer layers if memory was short.",
