@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from engine.errors import MemoryShortError, RondoError, UsageError
+from engine.allocation import memory_short
+from engine.errors import RondoError, UsageError
 from engine.hardware import free_memory_bytes
 from engine.measure.machine import available_cores
 
@@ -89,15 +90,13 @@ def native_probes(
     with pool:
         try:
             probe = Probe(pool, working_set_bytes=working_set_bytes)
-        except (
-            MemoryError,
-            RuntimeError,
-        ) as error:  # torch reports a failed allocation as the latter
-            free = free_memory_bytes()
-            raise MemoryShortError(
-                f"The memory probe does not fit the {free / 1e9:.1f} GB that are free.",
-                next_step="Close other programs, or probe a smaller working set.",
-            ) from error
+        except (MemoryError, RuntimeError) as error:
+            what = f"the memory probe in the {free_memory_bytes() / 1e9:.1f} GB that are free"
+            step = "Close other programs, or probe a smaller working set."
+            short = memory_short(error, what, next_step=step)
+            if short is None:
+                raise
+            raise short from error
         yield probe
 
 

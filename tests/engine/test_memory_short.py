@@ -16,6 +16,7 @@ import engine.load.reader as reader
 from engine import Engine
 from engine.cli import FAILED, main
 from engine.errors import MemoryShortError
+from engine.measure.roof import native_probes
 from engine.model.arena import Arena
 from engine.model.reference import ReferenceBackend
 from kernels.tape import Pool
@@ -130,3 +131,25 @@ def test_a_process_at_its_limit_ends_with_the_words(model: Path, tmp_path: Path)
     assert done.returncode == FAILED
     assert "not enough memory for long-model and a context of 1,048,576 tokens" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_probe_without_memory_names_what_is_free(own_home: Path) -> None:
+    with (
+        pytest.raises(
+            MemoryShortError, match=r"memory probe in the [\d.]+ GB that are free"
+        ) as told,
+        native_probes(1, 1 << 60),
+    ):
+        pass
+    assert told.value.next_step == "Close other programs, or probe a smaller working set."
+
+
+def test_a_probe_that_fails_otherwise_is_not_told_as_short(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no such operation")
+
+    monkeypatch.setattr("kernels.probe.Probe.__init__", fail)
+    with pytest.raises(RuntimeError, match="no such operation"), native_probes(1):
+        pass
