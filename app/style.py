@@ -94,9 +94,7 @@ QListView:focus, QTableView:focus { border: 1px solid $accent; }
 QHeaderView { background: $panel; border: none; }
 QHeaderView::section { background: $panel; color: $dim; border: none;
   border-bottom: 1px solid $line; padding: 6px 13px; }
-QHeaderView::up-arrow { image: url("$icons/step-up.svg"); width: 9px; height: 9px; }
-QHeaderView::down-arrow { image: url("$icons/step-down.svg"); width: 9px; height: 9px; }
-QHeaderView::up-arrow, QHeaderView::down-arrow { subcontrol-origin: border; subcontrol-position: center right; }
+QHeaderView::up-arrow, QHeaderView::down-arrow { image: none; width: 0; height: 0; }
 QTableView::item { padding: 0 10px; border: none; }
 QTableView { gridline-color: $line; }
 QTabWidget::pane { border: none; border-top: 1px solid $line; }

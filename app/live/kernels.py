@@ -18,6 +18,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.bridge import Bridge
+from app.compare.table import FilledColumn
 from app.format import NONE, grouped, number, significant
 from app.theme import Theme
 from engine.api import KernelTable
@@ -33,6 +34,10 @@ _KEYS = (
     "gflops",
 )
 REFRESH_MS = 1000
+_NAME_CHARS = 18
+_REST = "not accounted for"
+_HINT = "The table fills while an answer is written: one row per operation, its time in a round."
+_REST_MEANS = "Mean time of a round less the time of every operation"
 
 
 def table_rows(table: KernelTable) -> list[tuple[str | float | None, ...]]:
@@ -53,7 +58,7 @@ def table_rows(table: KernelTable) -> list[tuple[str | float | None, ...]]:
     if rows:
         share = 100 * table.unaccounted_ms / table.round_ms if table.round_ms > 0 else None
         rest = table.unaccounted_ms
-        rows.append(("not accounted for", None, rest, rest * table.rounds, share, None, None))
+        rows.append((_REST, None, rest, rest * table.rounds, share, None, None))
     return rows
 
 
@@ -101,6 +106,8 @@ class KernelModel(QAbstractTableModel):
         if role == Qt.ItemDataRole.UserRole:
             value = self._values[index.row()][index.column()]
             return -1.0 if value is None else value
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return _REST_MEANS if self._values[index.row()][0] == _REST else None
         if role == Qt.ItemDataRole.TextAlignmentRole and index.column():
             return int(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
         return None
@@ -125,6 +132,29 @@ def _text(column: int, value: str | float | None) -> str:
     if column == 1:
         return significant(value)
     return number(value, {2: 3, 3: 1, 4: 1, 5: 1, 6: 1}[column])
+
+
+class SortedKernels(QSortFilterProxyModel):
+    """Sorts by value. The mark stands in the heading's text: an arrow of the style cuts what is right-aligned."""
+
+    def __init__(self, source: KernelModel, parent=None) -> None:
+        super().__init__(parent)
+        self.setSourceModel(source)
+        self.setSortRole(Qt.ItemDataRole.UserRole)
+
+    def sort(self, column: int, order: Qt.SortOrder = Qt.SortOrder.AscendingOrder) -> None:
+        super().sort(column, order)
+        self.headerDataChanged.emit(Qt.Orientation.Horizontal, 0, len(COLUMNS) - 1)
+
+    def headerData(
+        self, section: int, way: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole
+    ):
+        found = super().headerData(section, way, role)
+        sorted_here = way == Qt.Orientation.Horizontal and section == self.sortColumn()
+        if sorted_here and role == Qt.ItemDataRole.DisplayRole:
+            down = self.sortOrder() == Qt.SortOrder.DescendingOrder
+            return f"{'▾' if down else '▴'} {found}"
+        return found
 
 
 class KernelsPage(QWidget):
@@ -155,9 +185,7 @@ class KernelsPage(QWidget):
         row.addWidget(self.reset_button)
         column.addLayout(row)
         self.model = KernelModel(self)
-        self._sorted = QSortFilterProxyModel(self)
-        self._sorted.setSourceModel(self.model)
-        self._sorted.setSortRole(Qt.ItemDataRole.UserRole)
+        self._sorted = SortedKernels(self.model, self)
         self.view = QTableView()
         self.view.setModel(self._sorted)
         self.view.setAccessibleName("Time of each operation")
@@ -172,9 +200,10 @@ class KernelsPage(QWidget):
         header.setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
         header.setHighlightSections(False)
         wide = self.view.fontMetrics().horizontalAdvance("0")
-        for section, chars in enumerate((21, 14, 16, 12, 10, 9, 10)):
-            header.resizeSection(section, wide * chars + 4)
+        for section, chars in enumerate((_NAME_CHARS, 16, 14, 13, 12, 9, 12)):
+            header.resizeSection(section, wide * chars)
         header.setStretchLastSection(False)
+        FilledColumn(self.view, 0, wide * _NAME_CHARS)
         self.reason = QLabel()
         self.reason.setProperty("role", "dim")
         self.reason.setWordWrap(True)
@@ -203,14 +232,15 @@ class KernelsPage(QWidget):
         self.model.set_table(table)
         self._stack.setCurrentIndex(1 if table.rows else 0)
         self.copy_button.setEnabled(bool(table.rows))
+        self.reset_button.setEnabled(bool(table.rows))
         if table.rows:
             self.summary.setText(
                 f"{grouped(table.rounds)} rounds, {significant(table.round_ms)} ms each on average"
             )
         else:
             self.summary.setText("")
-            hint = "The table fills while an answer is written: one row per operation, its time in a round."
-            self.reason.setText(f"{table.unavailable}\n\n{hint}" if table.unavailable else hint)
+            why = f"Not available: {table.unavailable}\n\n" if table.unavailable else ""
+            self.reason.setText(why + _HINT)
 
     @Slot()
     def copy_data(self) -> None:

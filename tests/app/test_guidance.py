@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""What the console says where there is nothing to show, or nothing to do, yet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PySide6.QtCore import QPointF, Qt
+
+from app.compare.plot import PairPlot
+from app.live.plots import CurvePlot, tick_text
+from app.live.series import BIN_S, SPAN_S
+from engine.fake_script import SCRIPTS, Script
+
+BINS = int(SPAN_S / BIN_S)
+PADDING_PX = 13  # of a heading, by the style sheet
+AGES = (np.arange(BINS) - BINS) * BIN_S
+
+
+def _ticks(axis) -> list[str]:
+    return [text for level in axis._tickLevels for _, text in level]
+
+
+@pytest.fixture
+def plot(qtbot, theme) -> CurvePlot:
+    made = CurvePlot(theme, "Decode rate", "tok/s", "accent")
+    qtbot.addWidget(made)
+    return made
+
+
+def test_an_empty_plot_says_so_and_shows_no_figures(plot) -> None:
+    assert plot._reading.text() == "no round in the last 5 min"
+    assert _ticks(plot._left) == []
+    values = np.full(BINS, np.nan)
+    values[-4] = 1200.0
+    plot.set_data(AGES, values)
+    assert plot._reading.text() == ""
+    assert _ticks(plot._left) == ["0", "750", "1\u202f500"]
+    plot.set_data(AGES, np.full(BINS, np.nan))  # five minutes later
+    assert plot._reading.text() == "no round in the last 5 min"
+    assert _ticks(plot._left) == []
+
+
+def test_a_plot_with_a_roof_alone_keeps_its_scale(plot) -> None:
+    plot.set_data(AGES, np.full(BINS, np.nan), 41.0)
+    assert plot._reading.text() == "no round in the last 5 min · roof 41.0"
+    assert _ticks(plot._left) == ["0", "25", "50"]
+
+
+def test_the_crosshair_names_the_unit_and_a_gap(plot) -> None:
+    values = np.full(BINS, np.nan)
+    values[-4] = 1200.0
+    plot.set_data(AGES, values)
+    box = plot.plot.getPlotItem().getViewBox()
+    plot.resize(400, 160)
+    plot.show()
+    for age, said in ((-1.8, "2 s ago: 1\u202f200 tok/s"), (-60.2, "60 s ago: no round")):
+        plot._on_mouse(box.mapViewToScene(QPointF(age, 700.0)))
+        assert plot._reading.text() == said
+    plot.hide()
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(0.0, "0"), (0.75, "0.75"), (15.0, "15"), (2e6, "2\u202f000\u202f000")]
+)
+def test_figures_of_an_axis(value: float, said: str) -> None:
+    assert tick_text(value) == said
+
+
+def test_the_pairs_have_a_scale_once_there_is_one(qtbot, theme) -> None:
+    made = PairPlot(theme)
+    qtbot.addWidget(made)
+    assert _ticks(made._left) == ["0"]
+
+
+def test_without_a_model_the_chat_offers_one(console) -> None:
+    one = console(replace(SCRIPTS["load-failure"], fail_loads_after=0), load=False)
+    one.load("models/broken")
+    empty = one.chat.empty
+    one.window.show_chat()
+    assert empty.demo_button.isVisible() and empty.folder_button.isVisible()
+    asked = []
+    one.bridge.load_started.connect(asked.append)
+    empty.demo_button.click()
+    assert asked
+    assert not empty.demo_button.isVisible()
+    one.wait(lambda: not one.bridge.loading_path)
+
+
+def test_figures_that_are_not_measured_say_why(console) -> None:
+    one = console(Script(round_ms=3.0))
+    live = one.window.live
+    assert (live.decode.note, live.prefill.note) == ("no round yet", "no prompt yet")
+    one.ask("hello")
+    one.wait(lambda: live.decode.note == "last 2 s of rounds")
+    one.wait(lambda: live.prefill.note == "last prompt read")
+
+
+def test_the_sorted_column_is_marked_in_its_heading(console) -> None:
+    view = console().window.kernels.view
+    heads = view.model()
+
+    def head(section: int) -> str:
+        return heads.headerData(section, Qt.Orientation.Horizontal)
+
+    assert (head(1), head(2)) == ("Calls a round", "▾ ms a round")
+    view.sortByColumn(1, Qt.SortOrder.AscendingOrder)
+    assert (head(1), head(2)) == ("▴ Calls a round", "ms a round")
+    header = view.horizontalHeader()
+    for section in range(heads.columnCount()):
+        view.sortByColumn(section, Qt.SortOrder.DescendingOrder)
+        room = header.sectionSize(section) - 2 * PADDING_PX
+        assert header.fontMetrics().horizontalAdvance(head(section)) <= room
+
+
+def test_what_is_not_side_b_yet_says_how(console) -> None:
+    one = console()
+    one.window.show_knobs()
+    one.window.knobs.select("QWEN38_VERIFY_GRAPH")
+    detail = one.window.knobs.detail
+    assert not detail.mark_box.isEnabled()
+    assert detail.mark_box.toolTip().startswith("Enter another value")
+    detail.editor.field.click()
+    assert detail.mark_box.isEnabled()
+    assert detail.mark_box.toolTip().startswith("Use the value")
