@@ -36,6 +36,8 @@ class StatusBar(QStatusBar):
             (self.state, 0), (self.freshness, 0), (self.cost, 0), (self.memory, 0), (self.model, 1)
         ):  # fmt: skip
             self.addWidget(label, stretch)
+        self.freshness.setToolTip("How often this window took the engine's figures in the last second")
+        self.memory.setToolTip("Memory of this process, the window and the engine together")
         self._timer = QTimer(self)
         self._timer.timeout.connect(self.refresh)
         self._timer.start(_EVERY_MS)
@@ -63,12 +65,12 @@ class StatusBar(QStatusBar):
     def refresh(self, *_: object) -> None:
         snapshot = self._bridge.snapshot
         state = snapshot.state
-        self.state.setText(f"{GLYPHS.get(state, '○')}  engine {WORDS.get(state, state)}")
+        self.state.setText(f"{GLYPHS.get(state, '○')}  engine: {WORDS.get(state, state)}")
         level = self.silence_level
         if level:
             text = f"▲  no sign of life for {self._bridge.silence_s():.0f} s"
         else:
-            text = f"display {self._bridge.ticks_per_second()}/s"
+            text = f"{self._bridge.ticks_per_second()} refreshes/s"
         self._paint(self.freshness, text, ("dim", "warn", "bad")[level])
         ticks = list(self._bridge.tick_ms)[-_TICKS:]
         self.cost.setText(f"{statistics.median(ticks) if ticks else 0.0:.1f} ms a refresh")

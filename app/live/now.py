@@ -69,7 +69,7 @@ def now(
         case "ready":
             return Now(glyph, "ready", "waiting for a message")
         case "empty":
-            return Now(glyph, "no model loaded", "open a model folder with Ctrl+O")
+            return Now(glyph, "no model loaded", "Ctrl+O opens a model folder")
     return Now(glyph, WORDS.get(snapshot.state, snapshot.state))
 
 

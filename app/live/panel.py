@@ -77,14 +77,21 @@ class LivePanel(QWidget):
         self._plots.addWidget(self.gbps_plot, 1)
         column.addLayout(self._plots, 1)
         column.addWidget(_rule())
-        column.addWidget(_caption("Where a round goes, ms (mean of the last 2 s)"))
+        column.addWidget(_caption("Where a round goes, ms (mean, last 2 s of rounds)"))
         self.split = SplitBar(theme, PARTS)
         column.addWidget(self.split)
-        column.addWidget(_caption("Who drafted (rounds of the last 2 s)"))
+        column.addWidget(_caption("Who drafted (share, last 2 s of rounds)"))
         self.drafters = DrafterLine(theme)
         column.addWidget(self.drafters)
         self.route, self.route_gain = _still_label("small"), _still_label("small")
         self.route.setAccessibleName("What the router chose in the last rounds")
+        self.route.setToolTip(
+            "What it drafted with most often, and how many of the drafted nodes a verify pass took"
+        )
+        self.route_gain.setAccessibleName("What the router expected")
+        self.route_gain.setToolTip(
+            "Tokens a round, expected and come; the rate it expected over that of a round without a draft"
+        )
         words = QVBoxLayout()
         words.setSpacing(3)
         words.addWidget(self.route)
@@ -202,18 +209,18 @@ class LivePanel(QWidget):
         stale = self._bridge.silence_level() > 0
         dim = snapshot.state != "writing" or stale
         roof = snapshot.model.roof_gbps if snapshot.model else None
-        self.decode.set_value(number(found.decode_tps), "last 2 s", dim=dim)
+        lately = "last 2 s of rounds" if found.rounds else "no round yet"
+        self.decode.set_value(number(found.decode_tps), lately, dim=dim)
         reading = snapshot.state == "prefilling"
         rate = self._prefill.rate_tps if reading else self._last_prefill_tps
-        self.prefill.set_value(
-            number(rate), "now" if reading else "last prompt", dim=not reading or stale
-        )
+        when = "now" if reading else "no prompt yet" if rate is None else "last prompt read"
+        self.prefill.set_value(number(rate), when, dim=not reading or stale)
         per_round = NONE if found.tokens_per_round is None else f"{found.tokens_per_round:.2f}"
         rounds = f"over {grouped(found.rounds)} rounds" if found.rounds else ""
         self.per_round.set_value(per_round, rounds, dim=dim)
         rows = f"mean, {found.rows_per_round:.1f} rows" if found.rounds else ""
         self.round_ms.set_value(significant(found.round_ms), rows, dim=dim)
-        drafted = ""
+        drafted = "nothing drafted" if found.rounds else ""
         if found.drafted_per_round:
             drafted = f"{found.accepted_per_round:.2f} of {found.drafted_per_round:.2f} drafted"
         self.acceptance.set_value(percent(found.acceptance_pct), drafted, dim=dim)

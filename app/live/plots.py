@@ -12,12 +12,13 @@ from PySide6.QtGui import QFont, QGuiApplication
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
 from app.chat.message import icon_button
-from app.format import significant
+from app.format import grouped, significant
 from app.icons import icon
 from app.live.series import BIN_S, SPAN_S
 from app.theme import Theme
 
 _AXIS_PX = 46
+_NOTHING = f"no round in the last {SPAN_S / 60:.0f} min"
 
 
 class CurvePlot(QWidget):
@@ -74,6 +75,7 @@ class CurvePlot(QWidget):
         column.addWidget(self.plot, 1)
         self.restyle()
         self._fit()
+        self._say(None)
 
     def set_data(
         self,
@@ -123,15 +125,23 @@ class CurvePlot(QWidget):
         self.copy_button.setIcon(icon("copy", theme.color("dim")))
 
     def _fit(self) -> None:
-        """A round upper bound that grows at once and shrinks only when the curve fell to half of it."""
+        """A round upper bound that grows at once and shrinks only when the curve fell to half of it.
+
+        With nothing to measure against, the axis has no figures.
+        """
         known = self._values[np.isfinite(self._values)]
         peak = max(float(known.max(initial=0.0)), self._roof or 0.0)
-        wanted = _round_up(peak * 1.08) if peak > 0 else 1.0
+        if peak <= 0:
+            self._top = 0.0
+            self.plot.setYRange(0, 1, padding=0)
+            self._left.setTicks([[]])
+            return
+        wanted = _round_up(peak * 1.08)
         if self._top / 2 <= wanted <= self._top:
             return
         self._top = wanted
         self.plot.setYRange(0, self._top, padding=0)
-        self._left.setTicks([[(0.0, "0"), *((v, f"{v:g}") for v in (self._top / 2, self._top))]])
+        self._left.setTicks([[(v, tick_text(v)) for v in (0.0, self._top / 2, self._top)]])
 
     def _say(self, age_s: float | None) -> None:
         known = np.nonzero(np.isfinite(self._values))[0]
@@ -139,11 +149,13 @@ class CurvePlot(QWidget):
         if age_s is not None:
             at = int((age_s + SPAN_S) // BIN_S)
             value = self._values[at] if 0 <= at < len(self._values) else math.nan
-            text = f"{-age_s:.0f} s ago: {significant(float(value))}"
-        elif not len(known):
-            text = "nothing measured yet"
-        if self._roof is not None and age_s is None:
-            text = f"{self._roof_name} {significant(self._roof)}"
+            found = f"{significant(float(value))} {self._unit}" if math.isfinite(value) else "no round"
+            text = f"{-age_s:.0f} s ago: {found}"
+        else:
+            said = [] if len(known) else [_NOTHING]
+            if self._roof is not None:
+                said.append(f"{self._roof_name} {significant(self._roof)}")
+            text = " · ".join(said)
         if not self._cross.isVisible() or age_s is not None:
             self._reading.setText(text)
 
@@ -163,6 +175,11 @@ class CurvePlot(QWidget):
         super().leaveEvent(event)
         self._cross.hide()
         self._say(None)
+
+
+def tick_text(value: float) -> str:
+    """No digit that says nothing, and no exponent: 0, 0.75, 15, 1 500."""
+    return grouped(value) if value >= 100 else f"{value:g}"
 
 
 def _round_up(value: float) -> float:

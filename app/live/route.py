@@ -13,7 +13,7 @@ def route_words(found: Figures) -> tuple[str, str]:
     if not found.rounds:
         return f"Router: {NONE}", ""
     if routed is None:
-        return "Router: not available", "QWEN38_LEN_SWITCH=1 asks for one"
+        return "Router: not available: it chose no round", "QWEN38_LEN_SWITCH=1 turns it on"
     offered = routed.nodes + routed.left_out
     return (
         f"Router: {routed.most} in {routed.share_pct:.0f} % · {routed.nodes:.1f} of {offered:.1f} nodes",

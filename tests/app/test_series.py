@@ -78,7 +78,10 @@ def test_what_the_router_chose_is_a_mean_of_its_own_rounds() -> None:
 def test_without_a_router_its_line_says_so() -> None:
     found = figures(_rows([1.0], [10.0]))
     assert found.routed is None
-    assert route_words(found) == ("Router: not available", "QWEN38_LEN_SWITCH=1 asks for one")
+    assert route_words(found) == (
+        "Router: not available: it chose no round",
+        "QWEN38_LEN_SWITCH=1 turns it on",
+    )
     assert route_words(figures(np.zeros(0, ROUND_DTYPE))) == ("Router: —", "")
 
 
