@@ -113,6 +113,11 @@ class Bridge(QObject):
         self._ring_cursor = self._handle.ring.count
         self._timer.start(IDLE_TICK_MS)
 
+    @property
+    def is_started(self) -> bool:
+        """Whether there is an engine to take commands."""
+        return self._handle is not None
+
     def close(self, timeout_s: float = 5.0) -> bool:
         """Stop pulling and end the engine thread; False when it did not end in time."""
         self._timer.stop()

@@ -94,6 +94,8 @@ class Window(QMainWindow):
         self.actions_by_name = actions.install(self)
         self.palette_popup = Palette(self.actions_by_name, self)
         self._restore()
+        self.chat.empty.demo_wanted.connect(self.open_demo)
+        self.chat.empty.folder_wanted.connect(self.open_model)
         self.model_page.attention_wanted.connect(self.show_model)
         self.knobs.compare_wanted.connect(self.show_compare)
         self.compare.knobs_wanted.connect(self.show_knobs)

@@ -327,9 +327,11 @@ class ChatPage(QWidget):
         elif card is None:
             self.empty.show_state(
                 "No model is loaded",
-                "Open a model folder with Ctrl+O, or drop one on this window.",
+                "Open a model folder with Ctrl+O, or drop one on this window. The demo model is small, "
+                "comes with Rondo and opens in a moment.",
                 examples=False,
                 enabled=False,
+                openers=bridge.is_started,
             )
         elif card.is_demo:
             self.empty.show_state(

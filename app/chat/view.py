@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal, Slot
 from PySide6.QtWidgets import (
+    QHBoxLayout,
     QLabel,
     QPushButton,
     QScrollArea,
@@ -124,9 +125,11 @@ class ConversationView(QScrollArea):
 
 
 class EmptyState(QWidget):
-    """What the chat shows before the first message. Signal: asked(question)."""
+    """What the chat shows before the first message. Signals: asked(question), demo_wanted, folder_wanted."""
 
     asked = Signal(str)
+    demo_wanted = Signal()
+    folder_wanted = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -149,6 +152,18 @@ class EmptyState(QWidget):
         self.hint.setAlignment(Qt.AlignmentFlag.AlignTop)
         inner.addWidget(self.title)
         inner.addWidget(self.hint)
+        self.demo_button = QPushButton("Open the demo model")
+        self.demo_button.setObjectName("primary")
+        self.demo_button.clicked.connect(self.demo_wanted)
+        self.folder_button = QPushButton("Open a folder…")
+        self.folder_button.clicked.connect(self.folder_wanted)
+        self._openers = QWidget()
+        line = QHBoxLayout(self._openers)
+        line.setContentsMargins(0, 0, 0, 0)
+        line.addWidget(self.demo_button)
+        line.addWidget(self.folder_button)
+        line.addStretch(1)
+        inner.addWidget(self._openers)
         self.examples: list[QPushButton] = []
         for question in EXAMPLES:
             button = QPushButton(question)
@@ -164,9 +179,12 @@ class EmptyState(QWidget):
         outer.addStretch(3)
         self.show_state("", "", examples=False, enabled=False)
 
-    def show_state(self, title: str, hint: str, *, examples: bool, enabled: bool) -> None:
+    def show_state(
+        self, title: str, hint: str, *, examples: bool, enabled: bool, openers: bool = False
+    ) -> None:
         self.title.setText(title)
         self.hint.setText(hint)
+        self._openers.setVisible(openers)
         for button in self.examples:
             button.setVisible(examples)
             button.setEnabled(enabled)
