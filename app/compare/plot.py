@@ -48,7 +48,7 @@ class PairPlot(QWidget):
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(1)
         row = QHBoxLayout()
-        name = QLabel("B against A, % of A (below zero: B is faster)")
+        name = QLabel("B against A, % of A, pair by pair (below zero: B is faster)")
         name.setProperty("role", "small")
         name.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         row.addWidget(name, 1)
@@ -191,4 +191,5 @@ class PairPlot(QWidget):
         values = [difference_pct(pair) for pair in self._pairs] + more_pct
         span = max([_LEAST_SPAN_PCT, *(abs(value) * 1.15 for value in values)])
         self.plot.setYRange(-span, span, padding=0)
-        self._left.setTicks([[(v, tick_text(v)) for v in (-span / 1.15, 0.0, span / 1.15)]])
+        ends = (-span / 1.15, span / 1.15) if values else ()
+        self._left.setTicks([[(v, tick_text(v)) for v in (0.0, *ends)]])

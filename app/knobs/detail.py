@@ -26,6 +26,9 @@ _HINT = (
     "present one."
 )
 
+_MARK = "Use the value in the field as side B of the next A/B"
+_SAME = "Enter another value than the present one: it can be side B of the next A/B"
+
 
 def value_line(row: KnobRow) -> str:
     """The value, where it comes from, and the default and the served value where they are others."""
@@ -72,7 +75,6 @@ class KnobDetail(QFrame):
         self.set_button = QPushButton("Set")
         self.reset_button = QPushButton("Reset")
         self.mark_box = QCheckBox("Side B")
-        self.mark_box.setToolTip("Use the value in the field as side B of the next A/B")
         self.set_button.clicked.connect(self._set)
         self.reset_button.clicked.connect(self._reset)
         self.mark_box.clicked.connect(self._mark)
@@ -160,9 +162,9 @@ class KnobDetail(QFrame):
         self.reset_button.setEnabled(free and row.value != row.default)
         self.reset_button.setToolTip(self._locked or f"Back to the default, {shown(row.default)}")
         marked = self._candidate.value(row.name)
-        self.mark_box.setEnabled(
-            row.available and (marked is not None or editor.value != row.value)
-        )
+        other = marked is not None or editor.value != row.value
+        self.mark_box.setEnabled(row.available and other)
+        self.mark_box.setToolTip(_MARK if other else _SAME)
         self.mark_box.setChecked(marked is not None)
         self.mark_box.setText("Side B" if marked is None else f"Side B: {shown(marked)}")
 

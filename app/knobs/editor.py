@@ -59,6 +59,7 @@ class ValueEditor(QWidget):
         if row.kind == "int":
             spin = QSpinBox()
             spin.setRange(int(row.low), int(row.high))
+            spin.setAlignment(Qt.AlignmentFlag.AlignRight)
             spin.valueChanged.connect(self._edited)
             return spin
         field = QLineEdit()

@@ -21,12 +21,18 @@ SOURCES = {
 }
 BITS = {
     "identical": "same bits",
-    "near-tie": "may part at near ties",
+    "near-tie": "may differ at near ties",
     "other-weights": "other weights",
     "proposes-only": "same text, other drafts",
 }
 FLIPS = {"live": "next round", "recapture": "next round", "reload": "after a reload"}
 EMPTY = "(empty)"
+_HEAD_TIPS = {
+    "From": "Where the value comes from: the default, a profile, the environment, or set here",
+    "Side B": "The value marked for side B of the next A/B",
+    "Text": "Same bits: every answer stays as it is. May differ at near ties: where two tokens are almost equally "
+    "likely, the other one may be written. Other drafts: the text stays, the speed may not.",
+}
 AVAILABLE_ROLE = Qt.ItemDataRole.UserRole + 1
 HEADING_ROLE = Qt.ItemDataRole.UserRole + 2
 _PREFIX = "QWEN38_"
@@ -162,6 +168,8 @@ class KnobModel(QAbstractTableModel):
     ):
         if way == Qt.Orientation.Horizontal and role == Qt.ItemDataRole.DisplayRole:
             return COLUMNS[section]
+        if way == Qt.Orientation.Horizontal and role == Qt.ItemDataRole.ToolTipRole:
+            return _HEAD_TIPS.get(COLUMNS[section])
         if role == Qt.ItemDataRole.TextAlignmentRole:
             return int(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter)
         return None
