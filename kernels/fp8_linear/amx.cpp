@@ -3,7 +3,7 @@
 // outputs; each quarter of 16 bytes has eight neighbouring inputs of the first, then of the second, so
 // that interleaving two byte tables inside the quarters yields one output a vector.
 #if defined(__AMX_BF16__)
-#include "byte_tables.h"
+#include "e4m3_bytes.h"
 #include "product_amx.h"
 
 namespace {

@@ -11,7 +11,7 @@
 // even or the odd inputs of an output: blocks of 64 inputs are summed from zero, two of them are
 // added, then even and odd inputs, and acc as before. The scale of an output multiplies the
 // finished sum.
-#include "byte_tables.h"
+#include "e4m3_bytes.h"
 #include "product.h"
 
 #include <utility>

@@ -8,6 +8,7 @@
 #ifndef RONDO_KV_E4M3_H
 #define RONDO_KV_E4M3_H
 
+#include "../cpu/e4m3_bytes.h"
 #include "../cpu/vec_math.h"
 
 #include <cstdint>
@@ -16,29 +17,9 @@
 
 #if defined(__AVX512VBMI__)
 
-// Low and high bytes of the bf16 form of the 128 non-negative codes.
-struct E4m3Bytes {
-  alignas(64) uint8_t low[128], high[128];
-  constexpr E4m3Bytes() : low(), high() {
-    for (int code = 0; code < 128; code++) {
-      int exponent = code >> 3, mantissa = code & 7;
-      uint32_t bits = 0;
-      if (exponent) {
-        bits = uint32_t(exponent + 120) << 7 | uint32_t(mantissa) << 4;
-      } else if (mantissa) {
-        int e = 121;
-        while (!(mantissa & 8)) mantissa <<= 1, e--;
-        bits = uint32_t(e) << 7 | uint32_t(mantissa & 7) << 4;
-      }
-      low[code] = uint8_t(bits & 255), high[code] = uint8_t(bits >> 8);
-    }
-  }
-};
-static constexpr E4m3Bytes kE4m3Bytes;
-
 RONDO_INLINE void e4m3_decode(const uint8_t* codes, bf16_t* out, int64_t count) {
-  const __m512i l0 = _mm512_load_si512(kE4m3Bytes.low), l1 = _mm512_load_si512(kE4m3Bytes.low + 64);
-  const __m512i h0 = _mm512_load_si512(kE4m3Bytes.high), h1 = _mm512_load_si512(kE4m3Bytes.high + 64);
+  const __m512i l0 = _mm512_load_si512(rondo::kE4m3.low), l1 = _mm512_load_si512(rondo::kE4m3.low + 64);
+  const __m512i h0 = _mm512_load_si512(rondo::kE4m3.high), h1 = _mm512_load_si512(rondo::kE4m3.high + 64);
   const __m512i sign = _mm512_set1_epi8(char(0x80));
   // Unpacking works inside quarters of 16 bytes: their halves are dealt out first.
   const __m512i deal = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);

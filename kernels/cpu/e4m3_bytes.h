@@ -6,9 +6,9 @@
 namespace rondo {
 
 // Low and high bytes of the bf16 form of the 128 non-negative e4m3 codes.
-struct ByteTables {
+struct E4m3Bytes {
   alignas(64) uint8_t low[128], high[128];
-  constexpr ByteTables() : low(), high() {
+  constexpr E4m3Bytes() : low(), high() {
     for (int c = 0; c < 128; c++) {
       int exponent = c >> 3, mantissa = c & 7;
       uint32_t bits = 0;
@@ -25,6 +25,6 @@ struct ByteTables {
     }
   }
 };
-const ByteTables kE4m3;
+static constexpr E4m3Bytes kE4m3;
 
 }  // namespace rondo
