@@ -157,6 +157,8 @@ class RunStore:
             ) from error
         try:
             shutil.rmtree(away)
+        except FileNotFoundError:  # another process sweeps it away as well
+            shutil.rmtree(away, ignore_errors=True)
         except OSError as error:
             raise RunStoreError(
                 f"Run {run_id} is out of the list, but files of it are left in {away}: "

@@ -86,6 +86,23 @@ def test_files_that_cannot_be_removed_are_named_and_gone_the_next_time(
     assert names(store) == set()
 
 
+def test_two_processes_that_delete_at_once_remove_both(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = save(store), save(store)
+    other, rename = RunStore(store.folder), os.rename
+
+    def meanwhile(source: Path, target: Path) -> None:
+        rename(source, target)
+        if source.name == first:
+            other.delete(second)  # and with it what the first one put aside
+
+    with monkeypatch.context() as both:
+        both.setattr(os, "rename", meanwhile)
+        store.delete(first)
+    assert names(store) == set()
+
+
 def test_a_run_that_cannot_be_moved_away_stays(
     store: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
