@@ -7,54 +7,24 @@ import gc
 import itertools
 import math
 import statistics
-import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from scripted_ab import FLIP, compare
 
-from engine.api import CompareProgress, CompareReport, CompareRequest
-from engine.errors import NumericsError, UsageError
+from engine.api import CompareProgress, CompareRequest
+from engine.errors import UsageError
 from engine.fake_compare import CompareScript, ScriptedSides
-from engine.measure.ab import NOISE_PAIRS, CompareStopped, run_ab
+from engine.measure.ab import NOISE_PAIRS
 from engine.measure.ab_noise import NoiseStore
 from engine.measure.ab_pairs import SETTLING_ROUNDS
 from engine.measure.workloads import CLASSES, workloads_of
-
-FLIP = {"QWEN38_VERIFY_GRAPH": "0"}
-STEADY = CompareScript()
-WARM = (
-    8 + 8 * NOISE_PAIRS + 8
-)  # answers before the pairs that count, of four prompts without repeats
-MACHINE = {"cpu_model": "simulated", "cores_available": 1, "code_sha256_12": "0" * 12}
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> NoiseStore:
     return NoiseStore(tmp_path / "noise")
-
-
-def compare(
-    store: NoiseStore,
-    script: CompareScript = STEADY,
-    *,
-    sides: ScriptedSides | None = None,
-    on_progress: Callable[[CompareProgress], None] = lambda progress: None,
-    cancel: threading.Event | None = None,
-    **changes: object,
-) -> CompareReport:
-    request = replace(CompareRequest(candidate=FLIP, tokens=64, repeats=1), **changes)
-    sides = sides or ScriptedSides(request, script)
-    return run_ab(
-        request,
-        sides,
-        workloads_of(request),
-        noise_store=store,
-        machine=MACHINE,
-        on_progress=on_progress,
-        cancel=cancel,
-    )
 
 
 def test_a_faster_candidate_is_better_and_the_figures_agree(store: NoiseStore) -> None:
@@ -216,16 +186,6 @@ def test_the_warm_up_decides_how_often_answers_repeat(store: NoiseStore) -> None
     assert len(report.blocks) == 10 * 9 * 2
 
 
-def test_a_cancel_inside_a_repeat_keeps_the_pairs_before_it(store: NoiseStore) -> None:
-    cancel = threading.Event()
-    request = CompareRequest(candidate=FLIP, tokens=64, workload="copy", repeats=3)
-    sides = ScriptedSides(request, CompareScript())
-    runs = 2 + 6 * NOISE_PAIRS + 2 + 6 * 6 + 4
-    sides._on_round = lambda ms, committed: cancel.set() if sides.runs > runs else None
-    report = compare(store, sides=sides, cancel=cancel, workload="copy", repeats=3)
-    assert (report.n_pairs, len(report.blocks)) == (6, 6 * 6 + 4)
-
-
 def test_a_floor_of_fewer_pairs_is_measured_again(store: NoiseStore) -> None:
     compare(store, pairs=6)
     assert "10 pairs, in this run" in compare(store).noise_source
@@ -268,6 +228,14 @@ def test_the_noise_is_measured_once_an_hour(store: NoiseStore, tmp_path: Path) -
     assert "in this run" in compare(store).noise_source
 
 
+def test_noise_that_cannot_be_kept_is_measured_again(tmp_path: Path) -> None:
+    (tmp_path / "noise").write_text("no folder")
+    store = NoiseStore(tmp_path / "noise")
+    for _ in range(2):
+        assert "in this run" in compare(store, workload="copy", pairs=6).noise_source
+    assert [path.name for path in tmp_path.iterdir()] == ["noise"]
+
+
 def test_a_switch_that_only_proposes_is_compared_by_the_token(store: NoiseStore) -> None:
     report = compare(store, candidate={"QWEN38_MTP_DEPTH": "2"})
     assert report.metric == "ms_per_token"
@@ -305,55 +273,6 @@ def test_equal_settings_are_no_fault(store: NoiseStore) -> None:
     assert report.verdict == "not resolved"
     assert not report.engaged_differs
     assert any("same setting" in note for note in report.notes)
-
-
-@pytest.mark.parametrize(
-    ("runs", "verdict", "words", "pairs"),
-    [
-        (3, "cancelled", "before a pair was complete", 0),
-        (WARM + 3, "cancelled", "before a pair was complete", 0),
-        (WARM + 4 * 8 + 3, "not resolved", "Cancelled after 4 pairs", 4),
-        (WARM + 7 * 8 + 5, "better", "after 7 of 10 pairs", 7),
-    ],
-)
-def test_a_cancel_keeps_the_complete_pairs(
-    store: NoiseStore, runs: int, verdict: str, words: str, pairs: int
-) -> None:
-    cancel = threading.Event()
-    request = CompareRequest(candidate=FLIP, tokens=64, repeats=1)
-    sides = ScriptedSides(request, CompareScript())
-    sides._on_round = lambda ms, committed: cancel.set() if sides.runs > runs else None
-    report = compare(store, sides=sides, cancel=cancel)
-    assert (report.verdict, report.n_pairs, len(report.pairs)) == (verdict, pairs, pairs)
-    assert words in report.reason
-    assert sides.restored == 1
-
-
-def test_an_error_keeps_the_complete_pairs_and_restores(store: NoiseStore) -> None:
-    error = NumericsError("Layer 5 gave a NaN.", kept="The model stays.", next_step="Look at it.")
-    request = CompareRequest(candidate=FLIP, tokens=64, repeats=1)
-    sides = ScriptedSides(request, CompareScript(fail_after_runs=WARM + 3 * 8 + 2, error=error))
-    with pytest.raises(CompareStopped) as caught:
-        compare(store, sides=sides)
-    assert caught.value.partial.n_pairs == 3
-    assert caught.value.cause == "Layer 5 gave a NaN."
-    assert caught.value.kept == "3 complete pairs are kept. The model stays."
-    assert caught.value.next_step == "Look at it."
-    assert sides.restored == 1
-
-
-def test_a_lack_of_memory_is_named_and_keeps_the_complete_pairs(store: NoiseStore) -> None:
-    error = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 is full.")
-    request = CompareRequest(candidate=FLIP, tokens=64, repeats=1)
-    sides = ScriptedSides(request, CompareScript(fail_after_runs=WARM + 3 * 8 + 2, error=error))
-    with pytest.raises(CompareStopped) as caught:
-        compare(store, sides=sides)
-    words = "There is not enough memory for the comparison; 2.15 GB at once were asked for."
-    assert caught.value.cause == words
-    assert caught.value.kept == "3 complete pairs are kept."
-    assert "shorter context" in caught.value.next_step
-    assert caught.value.__cause__ is error
-    assert sides.restored == 1
 
 
 def test_reloads_happen_once_a_side_change_and_answers_behind_them_are_untimed(
