@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from engine.api import CompareReport, CompareRequest
 from engine.engine import Engine
@@ -60,7 +61,7 @@ class DelayedSides(EngineSides):
 
     delay: Delay | None = None
 
-    def run(self, side: str, work: Workload, **place: int) -> Measured:
+    def run(self, side: str, work: Workload, **place: Any) -> Measured:
         engine = self.engine
         assert engine is not None
         delay, backend = self.delay, engine._backend
