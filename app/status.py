@@ -36,7 +36,9 @@ class StatusBar(QStatusBar):
             (self.state, 0), (self.freshness, 0), (self.cost, 0), (self.memory, 0), (self.model, 1)
         ):  # fmt: skip
             self.addWidget(label, stretch)
-        self.freshness.setToolTip("How often this window took the engine's figures in the last second")
+        self.freshness.setToolTip(
+            "How often this window took the engine's figures in the last second"
+        )
         self.memory.setToolTip("Memory of this process, the window and the engine together")
         self._timer = QTimer(self)
         self._timer.timeout.connect(self.refresh)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from app.format import grouped, milliseconds, percent, significant
 from engine.api import Generation
 
+NBSP = "\u00a0"
 ENDINGS = {
     "stop": "end of answer",
     "length": "token limit reached",
@@ -31,6 +32,8 @@ def readout(generation: Generation, speculated: bool = True) -> str:
         parts.append(f"first token {milliseconds(generation.ttft_ms)}")
     if generation.dropped_prompt_tokens:
         parts.append(f"{grouped(generation.dropped_prompt_tokens)} oldest tokens dropped")
+    # A line that wraps keeps every number with its unit.
+    parts = [part.replace(" ", NBSP) for part in parts]
     parts.append(f"stopped: {ENDINGS.get(generation.finish_reason, generation.finish_reason)}")
     return " · ".join(parts)
 

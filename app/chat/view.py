@@ -22,6 +22,7 @@ COLUMN_PX = 860
 # Older messages stay in the conversation but lose their widgets: each is a text document of its own.
 WIDGET_LIMIT = 120
 _AT_END_PX = 12
+_FILLS = 10_000  # stretch of what takes all the room up to its greatest width
 
 EXAMPLES = (
     "Why is decoding memory bound?",
@@ -58,7 +59,11 @@ class ConversationView(QScrollArea):
         self._earlier.setProperty("role", "small")
         self._earlier.hide()
         self._column.addWidget(self._earlier)
-        outer.addWidget(column)
+        middle = QHBoxLayout()
+        middle.addStretch(1)
+        middle.addWidget(column, _FILLS)
+        middle.addStretch(1)
+        outer.addLayout(middle)
         outer.addStretch(1)
         self.setWidget(body)
         bar = self.verticalScrollBar()

@@ -29,7 +29,8 @@ class Figure(QWidget):
             max(value.horizontalAdvance(widest), small.horizontalAdvance(label)) + 4,
             self._label_px + self._value_px + self._note_px + 2,
         )
-        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        # In a row with taller ones it takes their height, so that labels and notes stand in line.
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
         self.setAccessibleName(f"{label}: not measured")
 
     def set_value(self, value: str, note: str = "", *, dim: bool = False) -> None:
@@ -65,12 +66,12 @@ class Figure(QWidget):
         painter.setFont(self._label_font)
         painter.setPen(self._theme.qcolor("dim"))
         painter.drawText(QRect(0, 0, wide, self._label_px), right, self._label)
-        painter.drawText(
-            QRect(0, self._label_px + self._value_px, wide, self._note_px), right, self._note
-        )
+        note_at = self.height() - 2 - self._note_px
+        painter.drawText(QRect(0, note_at, wide, self._note_px), right, self._note)
         painter.setFont(self._value_font)
         painter.setPen(self._theme.qcolor("dim" if self._dim else "text"))
-        painter.drawText(QRect(0, self._label_px, wide, self._value_px), right, self._value)
+        between = QRect(0, self._label_px, wide, note_at - self._label_px)
+        painter.drawText(between, right, self._value)
 
 
 class SplitBar(QWidget):

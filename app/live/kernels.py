@@ -33,6 +33,7 @@ _KEYS = (
     "read_gbps",
     "gflops",
 )
+_DECIMALS = {2: 3, 3: 1, 4: 1, 5: 1, 6: 1}
 REFRESH_MS = 1000
 _NAME_CHARS = 18
 _REST = "not accounted for"
@@ -131,11 +132,14 @@ def _text(column: int, value: str | float | None) -> str:
         return NONE
     if column == 1:
         return significant(value)
-    return number(value, {2: 3, 3: 1, 4: 1, 5: 1, 6: 1}[column])
+    decimals = _DECIMALS[column]
+    least = 10.0**-decimals
+    # Measured and small is not the same as nothing.
+    return f"< {number(least, decimals)}" if 0 < value < least / 2 else number(value, decimals)
 
 
 class SortedKernels(QSortFilterProxyModel):
-    """Sorts by value. The mark stands in the heading's text: an arrow of the style cuts what is right-aligned."""
+    """Sorts by value. The mark stands in the heading's text: the style's arrow cuts what is right-aligned."""
 
     def __init__(self, source: KernelModel, parent=None) -> None:
         super().__init__(parent)
@@ -235,7 +239,7 @@ class KernelsPage(QWidget):
         self.reset_button.setEnabled(bool(table.rows))
         if table.rows:
             self.summary.setText(
-                f"{grouped(table.rounds)} rounds, {significant(table.round_ms)} ms each on average"
+                f"{grouped(table.rounds)} rounds, mean {significant(table.round_ms)} ms"
             )
         else:
             self.summary.setText("")

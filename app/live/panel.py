@@ -229,7 +229,9 @@ class LivePanel(QWidget):
             place = _roof_name(snapshot.model)
             note = f"{place} {significant(roof)}"
             if found.read_gbps is not None:
-                note = f"{100 * found.read_gbps / roof:.0f} % of {place} {significant(roof)}"
+                share = 100 * found.read_gbps / roof
+                said = percent(share, 0 if share >= 1 else 1)
+                note = f"{said} of {place} {significant(roof)}"
         self.read.set_value(significant(found.read_gbps), note, dim=dim)
         self.split.set_parts(found.parts_ms, dim=dim)
         self.drafters.set_counts(found.drafters, dim=dim)

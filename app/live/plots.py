@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""A curve over the last five minutes, with an optional roof line, a crosshair and "copy data"."""
+"""A curve over the last minute, or the last five, with an optional roof line, a crosshair and "copy data"."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from app.icons import icon
 from app.live.series import BIN_S, SPAN_S
 from app.theme import Theme
 
+MINUTE_S = 60.0
 _AXIS_PX = 46
 _NOTHING = f"no round in the last {SPAN_S / 60:.0f} min"
 
@@ -31,7 +32,7 @@ class CurvePlot(QWidget):
         self._values = np.zeros(0)
         self._roof: float | None = None
         self._roof_name = "roof"
-        self._top = 0.0
+        self._top = self._span_s = 0.0
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(1)
@@ -54,7 +55,6 @@ class CurvePlot(QWidget):
         self.plot.setMenuEnabled(False)
         self.plot.setMouseEnabled(x=False, y=False)
         self.plot.hideButtons()
-        self.plot.setXRange(-SPAN_S, 0, padding=0)
         self.plot.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         item = self.plot.getPlotItem()
         item.setContentsMargins(0, 4, 16, 0)
@@ -63,7 +63,6 @@ class CurvePlot(QWidget):
         self._left.enableAutoSIPrefix(False)
         self._bottom.enableAutoSIPrefix(False)
         self._bottom.setStyle(hideOverlappingLabels=False)  # "now" stands at the very end
-        self._bottom.setTicks([[(-60.0 * m, f"-{m} min" if m else "now") for m in range(5)]])
         self._curve = item.plot([], [], connect="finite")
         self._line = pg.InfiniteLine(angle=0, movable=False)
         self._line.hide()
@@ -129,7 +128,9 @@ class CurvePlot(QWidget):
 
         With nothing to measure against, the axis has no figures.
         """
-        known = self._values[np.isfinite(self._values)]
+        finite = np.isfinite(self._values)
+        self._fit_span(float(-self._ages[finite][0]) if finite.any() else SPAN_S)
+        known = self._values[finite]
         peak = max(float(known.max(initial=0.0)), self._roof or 0.0)
         if peak <= 0:
             self._top = 0.0
@@ -143,13 +144,28 @@ class CurvePlot(QWidget):
         self.plot.setYRange(0, self._top, padding=0)
         self._left.setTicks([[(v, tick_text(v)) for v in (0.0, self._top / 2, self._top)]])
 
+    def _fit_span(self, oldest_s: float) -> None:
+        """One minute while it holds all there is: over five, the first answers are specks at the edge."""
+        span_s = MINUTE_S if oldest_s <= MINUTE_S else SPAN_S
+        if span_s == self._span_s:
+            return
+        self._span_s = span_s
+        self.plot.setXRange(-span_s, 0, padding=0)
+        step, unit, scale = (15, "s", 1) if span_s == MINUTE_S else (60, "min", 60)
+        ages = range(0, int(span_s), step)
+        self._bottom.setTicks(
+            [[(-float(a), f"-{a // scale} {unit}" if a else "now") for a in ages]]
+        )
+
     def _say(self, age_s: float | None) -> None:
         known = np.nonzero(np.isfinite(self._values))[0]
         text = ""
         if age_s is not None:
             at = int((age_s + SPAN_S) // BIN_S)
             value = self._values[at] if 0 <= at < len(self._values) else math.nan
-            found = f"{significant(float(value))} {self._unit}" if math.isfinite(value) else "no round"
+            found = (
+                f"{significant(float(value))} {self._unit}" if math.isfinite(value) else "no round"
+            )
             text = f"{-age_s:.0f} s ago: {found}"
         else:
             said = [] if len(known) else [_NOTHING]

@@ -7,11 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from PySide6.QtCore import QPointF, Qt
+from PySide6.QtCore import QPoint, QPointF, Qt
 
 from app.compare.plot import PairPlot
+from app.live.kernels import KernelModel
 from app.live.plots import CurvePlot, tick_text
 from app.live.series import BIN_S, SPAN_S
+from app.load.card import card_rows
+from engine.api import KernelRow, KernelTable
 from engine.fake_script import SCRIPTS, Script
 
 BINS = int(SPAN_S / BIN_S)
@@ -49,6 +52,18 @@ def test_a_plot_with_a_roof_alone_keeps_its_scale(plot) -> None:
     assert _ticks(plot._left) == ["0", "25", "50"]
 
 
+def test_the_first_minute_fills_the_plot(plot) -> None:
+    values = np.full(BINS, np.nan)
+    values[-4] = 1200.0
+    plot.set_data(AGES, values)
+    assert _ticks(plot._bottom) == ["now", "-15 s", "-30 s", "-45 s"]
+    values[-300] = 1100.0
+    plot.set_data(AGES, values)
+    assert _ticks(plot._bottom) == ["now", "-1 min", "-2 min", "-3 min", "-4 min"]
+    low, high = plot.plot.getPlotItem().getViewBox().viewRange()[0]
+    assert (low, high) == (-SPAN_S, 0)
+
+
 def test_the_crosshair_names_the_unit_and_a_gap(plot) -> None:
     values = np.full(BINS, np.nan)
     values[-4] = 1200.0
@@ -56,7 +71,7 @@ def test_the_crosshair_names_the_unit_and_a_gap(plot) -> None:
     box = plot.plot.getPlotItem().getViewBox()
     plot.resize(400, 160)
     plot.show()
-    for age, said in ((-1.8, "2 s ago: 1\u202f200 tok/s"), (-60.2, "60 s ago: no round")):
+    for age, said in ((-1.8, "2 s ago: 1\u202f200 tok/s"), (-50.2, "50 s ago: no round")):
         plot._on_mouse(box.mapViewToScene(QPointF(age, 700.0)))
         assert plot._reading.text() == said
     plot.hide()
@@ -80,7 +95,8 @@ def test_without_a_model_the_chat_offers_one(console) -> None:
     one.load("models/broken")
     empty = one.chat.empty
     one.window.show_chat()
-    assert empty.demo_button.isVisible() and empty.folder_button.isVisible()
+    assert empty.demo_button.isVisible()
+    assert empty.folder_button.isVisible()
     asked = []
     one.bridge.load_started.connect(asked.append)
     empty.demo_button.click()
@@ -125,3 +141,43 @@ def test_what_is_not_side_b_yet_says_how(console) -> None:
     detail.editor.field.click()
     assert detail.mark_box.isEnabled()
     assert detail.mark_box.toolTip().startswith("Use the value")
+
+
+def test_a_small_time_is_not_shown_as_none() -> None:
+    row = KernelRow("pack", calls=1, total_ms=0.004, share_pct=0.01, read_gbps=38.0, gflops=0.0)
+    model = KernelModel()
+    model.set_table(KernelTable((row,), 32, 2.0, 0.4))
+    texts = [model.index(0, column).data() for column in range(model.columnCount())]
+    assert texts == ["pack", "0.031", "< 0.001", "< 0.1", "< 0.1", "38.0", "0.0"]
+
+
+def test_figures_of_a_row_stand_in_line(console, qtbot) -> None:
+    one = console()
+    one.window.resize(1320, 860)
+    one.window.show_live()
+    qtbot.wait(50)
+    places = {(figure.y(), figure.height()) for figure in one.window.live._figures}
+    assert len(places) == 1
+
+
+def test_the_conversation_stands_over_the_composer(console, qtbot) -> None:
+    one = console(Script(answer="ok", round_ms=3.0))
+    one.window.resize(2400, 900)
+    one.ask("hello")
+    qtbot.wait(50)
+    answer, field = one.answer, one.chat.composer.field
+    left = answer.mapTo(one.window, QPoint(0, 0)).x()
+    assert abs(left - field.mapTo(one.window, QPoint(0, 0)).x()) <= 8
+    assert answer.width() > 800
+
+
+def test_the_card_follows_a_model_that_was_loaded_anew(console) -> None:
+    one = console()
+    page = one.window.model_page
+    one.engine._update(model=replace(one.bridge.model, roof_gbps=33.8))
+    one.wait(lambda: one.bridge.model.roof_gbps == 33.8)
+    one.window.show_model()
+    assert page.card.texts["Read roof"].startswith("33.8 GB/s")
+    assert dict(card_rows(replace(one.bridge.model, roof_gbps=None)))["Read roof"].startswith(
+        "not available: "
+    )

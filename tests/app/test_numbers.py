@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from app import format as fmt
-from app.chat.readout import details, readout
+from app.chat.readout import NBSP, details, readout
 from app.live.now import now
 from engine.api import Generation, LoadProgress, Snapshot
 
@@ -48,7 +48,7 @@ def test_units() -> None:
 
 
 def test_readout() -> None:
-    assert readout(DONE).replace(fmt.SPACE, " ") == (
+    assert readout(DONE).replace(fmt.SPACE, " ").replace(NBSP, " ") == (
         "212 tok · 3 412 tok/s · 3.12 tok/round · acceptance 71 % · first token 9.04 ms · "
         "stopped: end of answer"
     )
@@ -71,8 +71,8 @@ def test_what_was_not_measured_is_left_out() -> None:
     bare = replace(
         DONE, token_ids=(), rounds=0, tokens_per_round=None, acceptance_pct=None, decode_tps=None
     )
-    assert readout(bare) == "0 tok · stopped: end of answer"
-    assert "no speculation" in readout(replace(DONE, acceptance_pct=None), speculated=False)
+    assert readout(bare) == f"0{NBSP}tok · stopped: end of answer"
+    assert f"no{NBSP}speculation" in readout(replace(DONE, acceptance_pct=None), speculated=False)
 
 
 def test_the_now_sentence() -> None:

@@ -12,6 +12,7 @@ from PySide6.QtGui import QDropEvent, QGuiApplication
 from PySide6.QtWidgets import QMessageBox
 
 from app.chat.composer import PASTE_LIMIT
+from app.chat.readout import NBSP
 from app.errors import ErrorCard
 from engine.api import ErrorReport, Message
 from engine.fake_script import SCRIPTS, THOUGHT, Script
@@ -146,7 +147,7 @@ def test_sampling_reaches_the_engine_and_is_remembered(console) -> None:
     asked = one.engine.requests[-1]
     assert (asked.temperature, asked.seed, asked.max_tokens, asked.speculate) == (0.7, 11, 3, False)
     assert "token limit reached" in one.answer.figures.text()
-    assert "no speculation" in one.answer.figures.text()
+    assert f"no{NBSP}speculation" in one.answer.figures.text()
     assert one.settings.sampling.seed == 11
     assert "T 0.70" in one.chat.composer.sampling.text()
 
