@@ -98,7 +98,7 @@ class CompareForm(QWidget):
         self.tokens = _spin("Tokens of each answer", 8, 4096, 128)
         self.forced = QCheckBox("Follow one text")
         self.forced.setToolTip(
-            "Both sides are led along side A's text, so that a switch that may differ at near ties can be timed too"
+            "Both sides are led along side A's text, so that a switch that changes near ties can be timed too"
         )
         self.name = QLineEdit()
         self.name.setPlaceholderText("a name for this run")

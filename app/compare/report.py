@@ -83,6 +83,7 @@ class ReportView(QWidget):
         self._notes.setText("")
         self._workloads.set_rows([])
         self.copy_button.hide()
+        self.tabs.hide()
         for label in self._labels:
             label.hide()
 
@@ -118,6 +119,10 @@ class ReportView(QWidget):
         self._workloads.set_rows(text.workload_rows(report))
         self.copy_button.show()
         self._notes.setText("\n\n".join(_notes(report)))
+        # A run that measured no pair has notes alone.
+        for place, table in enumerate((self._figures, self._kernels, self._workloads)):
+            self.tabs.setTabVisible(place, bool(table.rowCount()))
+        self.tabs.show()
         self._restyle()
 
     @Slot()

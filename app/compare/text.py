@@ -185,7 +185,9 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def resolvable(report: CompareReport) -> str:
-    """What the run could have seen, and what more pairs would."""
+    """What the run could have seen, and what more pairs would; the reason of "not resolved" says so itself."""
+    if report.verdict == "not resolved" and report.reason:
+        return ""
     parts = []
     if report.smallest_resolvable_pct is not None:
         parts.append(

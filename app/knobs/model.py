@@ -30,8 +30,8 @@ EMPTY = "(empty)"
 _HEAD_TIPS = {
     "From": "Where the value comes from: the default, a profile, the environment, or set here",
     "Side B": "The value marked for side B of the next A/B",
-    "Text": "Same bits: every answer stays as it is. May differ at near ties: where two tokens are almost equally "
-    "likely, the other one may be written. Other drafts: the text stays, the speed may not.",
+    "Text": "Same bits: every answer stays as it is. May differ at near ties: of two tokens that are almost "
+    "equally likely, the other one may be written. Other drafts: the text stays, the speed may not.",
 }
 AVAILABLE_ROLE = Qt.ItemDataRole.UserRole + 1
 HEADING_ROLE = Qt.ItemDataRole.UserRole + 2

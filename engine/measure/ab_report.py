@@ -218,7 +218,7 @@ def _token_fault(evidence: Evidence) -> str:
             return f"The texts differ ({name}), although {names} must not change them. Run `rondo agree`."
         return (
             f"The texts differ ({name}): {names} may change them, so the rounds do not do the same work. "
-            "Compare on one forced text."
+            "Follow one text (`--forced`): both sides then do the same work."
         )
     return ""
 

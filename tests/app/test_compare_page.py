@@ -6,6 +6,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -224,6 +225,24 @@ def test_different_texts_are_called_invalid(comparing) -> None:
     page = run(comparing(same_text=False))
     assert "Not a valid comparison" in page.view.headline.text()
     assert page.view.tokens.text().startswith("✕")
+
+
+def test_a_run_without_a_pair_has_notes_alone(comparing) -> None:
+    page = run(comparing())
+    view = page.view
+    assert [view.tabs.isTabVisible(n) for n in range(4)] == [True] * 4
+    bare = replace(
+        view.report,
+        pairs=(),
+        base=None,
+        candidate=None,
+        kernels=(),
+        workloads=(),
+        verdict="invalid",
+    )
+    view.show_report(bare)
+    assert [view.tabs.isTabVisible(n) for n in range(4)] == [False, False, False, True]
+    assert view.tabs.currentIndex() == 3
 
 
 def test_stop_keeps_the_pairs_so_far(comparing) -> None:
