@@ -6,7 +6,7 @@ from __future__ import annotations
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFormLayout, QFrame, QLabel, QVBoxLayout, QWidget
 
-from app.format import NONE, byte_size, duration, grouped, parameters, significant
+from app.format import byte_size, duration, grouped, parameters, significant
 from engine.api import ModelCard
 
 
@@ -17,7 +17,7 @@ def card_rows(card: ModelCard) -> list[tuple[str, str]]:
         thinking = (
             f"switch in the chat template, {'on' if card.thinks_by_default else 'off'} by default"
         )
-    roof = NONE
+    roof = "not available: no read rate of this machine was measured"
     if card.roof_gbps is not None:
         roof = f"{significant(card.roof_gbps)} GB/s from {card.roof_place}, measured here"
     return [

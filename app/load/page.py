@@ -189,6 +189,12 @@ class ModelPage(QWidget):
         if self._bridge.model is not None:
             self.card.show_card(self._bridge.model)
 
+    def showEvent(self, event) -> None:
+        """An A/B may have loaded the model anew meanwhile."""
+        super().showEvent(event)
+        if self._bridge.model is not None:
+            self.card.show_card(self._bridge.model)
+
     @Slot(str, object)
     def _on_failed(self, path: str, report: ErrorReport) -> None:
         self._set_loading(False)

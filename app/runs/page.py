@@ -64,7 +64,7 @@ class RunsPage(QWidget):
         self.errors = ErrorPlace(lambda: bridge.snapshot)
         column.addWidget(self.errors)
         self.model = TextTable(COLUMNS, self, words=len(COLUMNS))
-        self.list = table_view(self.model, "Stored runs", (20, 10, 12, 26, 15), stretch=3)
+        self.list = table_view(self.model, "Stored runs", (18, 8, 11, 26, 14), stretch=3)
         self.list.setMinimumHeight(5 * self.list.verticalHeader().defaultSectionSize())
         self.list.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         self.list.selectionModel().selectionChanged.connect(self._on_selection)
@@ -128,7 +128,7 @@ class RunsPage(QWidget):
         column.addWidget(self.report, 1)
         reading.setWidget(body)
         self._bench = TextTable(("Case", "Engine", "ms", "tok/s", "GB/s"), self, words=2)
-        self._differences = TextTable(("Value", "First", "Second", "Change"), self)
+        self._differences = TextTable(("Value", "Older", "Newer", "Change"), self)
         self.detail = QStackedWidget()
         for widget in (
             self.words,
