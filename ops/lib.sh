@@ -102,8 +102,9 @@ ensure_environment() {
   VENV=$(environment_folder)
   LOG="$VENV/install.log"
   if is_stamped "$extra"; then return; fi
-  if [ -d "$VENV" ] && [ ! -e "$VENV/pyvenv.cfg" ] && [ ! -e "$VENV/rondo.lock" ] \
-    && [ -n "$(ls -A "$VENV")" ]; then
+  # In this order: a start at the same time makes the lock first of all.
+  if [ -d "$VENV" ] && [ -n "$(ls -A "$VENV")" ] \
+    && [ ! -e "$VENV/pyvenv.cfg" ] && [ ! -e "$VENV/rondo.lock" ]; then
     fail "$VENV exists and is not a virtual environment; nothing was changed there." \
       "Set RONDO_VENV to a new folder."
   fi
