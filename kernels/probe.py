@@ -80,7 +80,8 @@ class Probe:
         """
         if self._ahead is None:
             self._read_gbps(0)
-            self._ahead = max(_AHEAD_BYTES, key=self._read_gbps)
+            rates = {each: max(self._read_gbps(each) for _ in range(2)) for each in _AHEAD_BYTES}
+            self._ahead = max(_AHEAD_BYTES, key=rates.__getitem__)
         elif time.monotonic() - self._ended > _IDLE_S:
             self._read_gbps(self._ahead)
         rate = self._read_gbps(self._ahead)

@@ -34,7 +34,7 @@ struct rondo_linear_args {
   // How to walk them (kernels/cpu/blocking.py); no sum depends on it.
   int32_t block_rows;   // rows computed together; 0: as many as the format can
   int32_t chunk_tiles;  // even, 2 .. kMostChunkTiles
-  int32_t step_inputs;  // a multiple of 128; 0: k_step
+  int32_t step_inputs;  // a multiple of 128; 0: the kernel's own choice
   int32_t ahead_bytes;  // how far ahead weights are fetched
   int32_t reserved;
 };

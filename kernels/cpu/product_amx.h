@@ -177,7 +177,7 @@ static void add_step(const Tiles& tiles, int32_t units, const Columns& c, bool f
     store_accumulators<kTwo>(acc[0], acc[1]);
     return;
   }
-  alignas(64) float part[2][2 * 256] = {};
+  alignas(64) float part[2][2 * 256];  // columns beyond the rows hold anything and are never stored
   for (int32_t u = 0; u < units; u += kFoldTiles) {
     const int32_t end = u + kFoldTiles < units ? u + kFoldTiles : units;
     zero_accumulators();
