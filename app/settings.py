@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, fields
 
 from PySide6.QtCore import QByteArray, QSettings
 
+from app.format import grouped
+
 RECENT_LIMIT = 8
 
 
@@ -25,9 +27,9 @@ class Sampling:
     truncate: bool = False
 
     def summary(self) -> str:
-        """One line for the composer, e.g. "greedy · 512 tok · no speculation"."""
+        """One line for the composer, e.g. "greedy · up to 512 tok · no speculation"."""
         draw = "greedy" if self.temperature == 0 else f"T {self.temperature:.2f}"
-        parts = [draw, f"{self.max_tokens} tok"]
+        parts = [draw, f"up to {grouped(self.max_tokens)} tok"]
         if not self.speculate:
             parts.append("no speculation")
         return " · ".join(parts)

@@ -14,6 +14,7 @@ from app.live.kernels import KernelModel
 from app.live.plots import CurvePlot, tick_text
 from app.live.series import BIN_S, SPAN_S
 from app.load.card import card_rows
+from app.settings import Sampling
 from engine.api import KernelRow, KernelTable
 from engine.fake_script import SCRIPTS, Script
 
@@ -169,6 +170,13 @@ def test_the_conversation_stands_over_the_composer(console, qtbot) -> None:
     left = answer.mapTo(one.window, QPoint(0, 0)).x()
     assert abs(left - field.mapTo(one.window, QPoint(0, 0)).x()) <= 8
     assert answer.width() > 800
+
+
+def test_the_sampling_says_that_its_tokens_are_a_limit() -> None:
+    assert Sampling().summary() == "greedy · up to 512 tok"
+    assert Sampling(max_tokens=4000, speculate=False).summary() == (
+        "greedy · up to 4\u202f000 tok · no speculation"
+    )
 
 
 def test_the_card_follows_a_model_that_was_loaded_anew(console) -> None:
