@@ -117,17 +117,22 @@ class NativeMtp:
     def _extend(self, run: RunPass, next_ids: Sequence[int], *, in_round: bool = False) -> None:
         """Write the MTP pairs of the first len(next_ids) waiting rows.
 
-        In passes of a power of two rows: a backlog may have any length, and each new one would be recorded.
+        In passes of a power of two rows, as a backlog may have any length and each new one would be recorded.
+        The last pass is filled up with rows that count for nothing, where the cache has room: what is written
+        behind the entries is written again. A pass costs far more than its rows.
         """
         queue, ids = self._queue, list(next_ids)
         while ids:
-            rows = 1 << (len(ids).bit_length() - 1)
-            self._next[:rows] = ids[:rows]
+            rows = 1 << (len(ids) - 1).bit_length()
+            if 4 * len(ids) < 3 * rows or rows > MAX_ROWS or queue.written + rows > self._capacity:
+                rows = 1 << (len(ids).bit_length() - 1)
+            known = min(rows, len(ids))
+            self._next[:known] = ids[:known]
             self._start[0] = queue.written
             run("extend", rows, in_round=in_round)
-            queue.write(rows)
-            self._waiting_rows[: queue.waiting] = self._waiting_rows[rows : rows + queue.waiting]
-            del ids[:rows]
+            queue.write(known)
+            self._waiting_rows[: queue.waiting] = self._waiting_rows[known : known + queue.waiting]
+            del ids[:known]
 
     def _keep_row(self, row: int) -> None:
         """Move a waiting hidden row to the front of the buffer."""

@@ -160,6 +160,24 @@ def test_rounds_without_drafting_keep_the_cache_whole(
     assert_equals_replay(backend_factory, loaded, backend, ids[:100], 5)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "behind"), [(4, 6), (4, 13), (4, 15), (4, 31), (CAPACITY - 2, 0)]
+)
+def test_a_backlog_of_any_length_is_caught_up_on(
+    backend_factory: BackendKind, loaded: Loaded, prompt: int, behind: int
+) -> None:
+    """Passes are filled up to a power of two rows, but never beyond what the cache holds."""
+    ids = token_ids(STATE_CASE, CAPACITY, seed=37)
+    backend = backend_factory.make(loaded.config, loaded.weights, CAPACITY)
+    backend.reset(speculate=True)
+    backend.prefill(ids[:prompt])
+    for token in ids[prompt : prompt + behind]:
+        backend.verify([token])
+        backend.commit(1)
+    backend.draft(ids[prompt + behind], 1)
+    assert_equals_replay(backend_factory, loaded, backend, ids[: prompt + behind], prompt)
+
+
 def assert_equals_replay(
     kind: BackendKind, loaded: Loaded, backend: Backend, ids: list[int], prompt: int
 ) -> None:
