@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.errors import Cancelled, UsageError
-from engine.model.backend import VERIFY_ROWS, Backend
+from engine.model.backend import MAX_DRAFT, VERIFY_ROWS, Backend
 from engine.spec.prices import CHAIN, FIRST_CLASS_TOKENS, KINDS, TREE, PriceTable
 
 PRICE_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32)
@@ -27,7 +27,12 @@ _BURST_MS = 8.0  # of one case in one turn, where its rounds are that short
 _BURST_ROUNDS = 16
 _PROMPT_CHUNK = 256
 
-_QUICK_ROWS = ((CHAIN, 1), (CHAIN, 8), (CHAIN, 2), (CHAIN, 4), (TREE, 8), (CHAIN, 16), (CHAIN, 32))
+# The most telling ones first: long rounds leave no time for all. Routers cut at these sizes, recorded by then.
+_QUICK_ROWS = (
+    *((CHAIN, 1), (CHAIN, 8), (CHAIN, 2), (CHAIN, 4), (TREE, 8), (CHAIN, 16), (CHAIN, 32)),
+    *((CHAIN, 5), (CHAIN, 3), (CHAIN, 6), (CHAIN, 12), (CHAIN, 24)),
+)
+_DRAFT_CONTEXT = 16  # tokens
 _QUICK_LONG_MS = 50.0
 _QUICK_ROUNDS = 4
 _QUICK_BUDGET_S = 0.5
@@ -173,6 +178,33 @@ def quick_prices(backend: Backend) -> PriceTable | None:
         prices[TREE, rows] = prices[CHAIN, rows] * max(1.0, share)
     source = f"measured at load: {measured} row counts on an empty context"
     return PriceTable({FIRST_CLASS_TOKENS: _table(prices)}, source)
+
+
+def quick_draft_ms(backend: Backend) -> tuple[float, float] | None:
+    """(fixed part, each step) of a draft by the MTP head behind a few tokens, in ms.
+
+    None without such a head, or where a draft exceeds 200 ms. The sequence is empty afterwards.
+    """
+    if not backend.config.mtp_layers or backend.capacity < _DRAFT_CONTEXT + 2 * MAX_DRAFT:
+        return None
+    backend.reset(speculate=True)
+    backend.prefill([0] * _DRAFT_CONTEXT)
+    backend.draft_steps(0, 1, 1)  # takes in what was read
+    taken = []
+    for steps in (1, MAX_DRAFT):
+        draft_ms = []
+        while len(draft_ms) < 1 + _QUICK_ROUNDS:
+            begun = time.perf_counter()
+            backend.draft_steps(0, steps, 1)
+            draft_ms.append((time.perf_counter() - begun) * 1e3)
+            if draft_ms[-1] > _QUICK_LIMIT_MS:
+                break
+        taken.append(min(draft_ms[1:] or draft_ms))  # the first one records
+    backend.reset(speculate=False)
+    if max(taken) > _QUICK_LIMIT_MS:
+        return None
+    step_ms = max(0.0, taken[1] - taken[0]) / (MAX_DRAFT - 1)
+    return max(0.0, taken[0] - step_ms), max(step_ms, taken[0] / (2 * MAX_DRAFT))
 
 
 def _quick_ms(backend: Backend, kind: str, rows: int) -> float:

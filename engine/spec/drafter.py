@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from engine.spec.tree import DraftTree
 
@@ -25,8 +25,7 @@ class RoundOutcome:
     verify_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class RouteChoice:
+class RouteChoice(NamedTuple):
     """What a round verifies and why, by a router over several sources.
 
     candidate: plain, lookup, the head's name, its line ("mtp line") or a merge ("mtp+lookup"). nodes: drafted

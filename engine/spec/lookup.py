@@ -198,6 +198,17 @@ class LookupDrafter:
             self._rate.learn(source, match, self._copy_run, followed=followed, missed=missed)
         self._copy_run = 0 if missed else self._copy_run + followed
 
+    def stirs(self, anchor: int) -> bool:
+        """Whether a look could find something in the text; far cheaper than one."""
+        self._reach(anchor)
+        return self._index.repeats()
+
+    def follow(self, anchor: int, tokens: Sequence[int]) -> None:
+        """Index what a round committed that was not looked up for."""
+        self._reach(anchor)
+        self._index.extend(tokens)
+        self._copy_run = self._full_rounds = 0
+
     def _count(self, looked: LookupProposal, verified: DraftTree) -> None:
         drafted = verified.sources.count(SOURCE)
         if not drafted:
@@ -218,8 +229,10 @@ class LookupDrafter:
         """(source, match length, votes by continuation) of the longest match."""
         options, text = self.options, self._index.tokens
         match, positions = self._index.match()
-        local = [(tuple(text[at : at + _LINE]), 1.0) for at in positions]
         self._voting = []
+        if not (positions or self._stores):
+            return "local", 0, {}
+        local = [(tuple(text[at : at + _LINE]), 1.0) for at in positions]
         if not self._stores:
             return "local", match, count_votes(local)
         for order in range(min(MAX_ORDER, len(text)), max(options.min_corpus_order, match) - 1, -1):

@@ -164,6 +164,11 @@ class LocalIndex:
             position = earlier
         return order, found
 
+    def repeats(self) -> bool:
+        """Whether the end of the text stood before at all: what `match` finds something for."""
+        shortest = self._orders[0]
+        return bool(shortest.newest.get(self._tail & shortest.mask))
+
     def _length(self, position: int, order: int) -> int:
         """How many tokens in front of `position` match the end of the text, `order` of them for sure."""
         known = self.tokens

@@ -8,7 +8,9 @@ that maximises
 
 and verifies the best; 0 nodes is a plain round. A price is the whole verify pass with the commit it carries, so
 that no commit is added; draft_ms is the learned cost of the head's draft, and rest_ms what remains of a whole
-round: nothing is counted twice. A head is asked only when its own record beats what is at hand.
+round: nothing is counted twice. A head is asked only when its own record beats what is at hand, and where
+drafts brought less than plain rounds lately, none is. Where deciding takes a share of the round that counts,
+rounds go on without: plain ones while nothing stirs, drafts while the text keeps its rate.
 """
 
 from __future__ import annotations
@@ -16,35 +18,29 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from engine.spec.drafter import RoundOutcome, RouteChoice
 from engine.spec.prices import CHAIN, TREE, Curve
-from engine.spec.staircut_cut import Cut, Terms, best_cut, chances_of, likeliest_line
+from engine.spec.staircut_candidates import LOOKUP, Candidate, candidate, of_head
+from engine.spec.staircut_cut import Terms
 from engine.spec.staircut_doze import Doze
-from engine.spec.staircut_heads import Head, Plan
+from engine.spec.staircut_heads import Head, Plan, StepHead
+from engine.spec.staircut_hold import Hold
+from engine.spec.staircut_learn import Mean, middle_of
 from engine.spec.staircut_lookup import LookupArm
-from engine.spec.staircut_merge import best_value, joint_chances, shared_line
 from engine.spec.staircut_prices import LivePrices
+from engine.spec.staircut_yield import Yield
 from engine.spec.tree import MAX_NODES, DraftTree
-from engine.spec.tree_builder import merge
 
-PLAIN, LOOKUP = "plain", "lookup"
+PLAIN = "plain"
 PROBE = "probe"
 ROUTED, WITHOUT_HEAD = "routed rounds", "rounds without a head draft"  # counters
 DOZING = "dozing: nothing paid lately"
-_REST_SHARE = 0.1
-_REST_FARTHEST = 3.0
-_REST_WARM = 3  # the least of so many samples comes first
-_MERGE_GAIN = 1.02  # what a merged tree must promise before it is built
-
-
-class Candidate(NamedTuple):
-    """A tree at its best size."""
-
-    cut: Cut
-    name: str
-    tree: DraftTree | None  # None: the anchor alone
+_NO_PLAN = Plan(0.0, 0, 0)
+_SHARED_ROUNDS = 6  # that a head's catching up is shared by
+_OWN_SHARE = 0.01  # of a pass: what a decision may take that leaves it as it is
+_FOR_GOOD = 1 << 30  # rounds
+_HEAD_GAIN = 1.08  # what a round with a draft must promise over a plain one
 
 
 class StairCut:
@@ -85,18 +81,27 @@ class StairCut:
         self._clock = clock
         self._learning = True
         self._context = 0
-        self._rest_ms = 0.0
-        self._rests = 0
+        # What a round takes besides, without a head's draft and with one; the router's own is left out.
+        self._rests = (Mean(), Mean())
+        self._with_head = False  # the round that was settled last
         self._began_s: float | None = None  # when the round that was settled last began
         self._named_ms = 0.0  # its draft and verify
         self._head_ms = 0.0
         self._look_factor = 1.0
+        self._found_some = False  # by the lookup, in this text
         self._plain_value = (
             1.0  # tokens a ms of a round without a draft, at the level of the prices
         )
-        self._own_ms = 0.0  # what a round of the router's own takes, heads left out
+        self._own = Mean()  # ms that a decision takes, the head's draft left out
         self._asked = False  # for this round; a text's last one has no room for a draft
         self._doze = Doze()
+        self._hold = Hold()
+        self._holding = False  # in the present round
+        self._dozed_ms: list[float] = []  # of passes that were dozed through
+        self._yield = Yield()
+        self._last_held: StepHead | None = None
+        self._asked_head: Head | None = None
+        self._steps = 0
         self.read_bytes = 0  # of the last proposal
         self.choice = self._dozing = RouteChoice(PLAIN, 0, 1.0, 0.0, (), prices.source)
 
@@ -113,88 +118,169 @@ class StairCut:
         """A new text of these committed tokens."""
         self._context = len(prompt)
         self._began_s = None
+        self._asked_head = None
+        self._holding = self._found_some = False
+        self._hold.begin()
+        self._yield.begin()
         self._doze.begin()
         if self._lookup:
             self._lookup.begin(prompt)
         for head in self._heads:
             head.begin(prompt)
+        if self._last_held is not None and not self._whole:
+            self._start_held(self._last_held)
+
+    def _start_held(self, head: StepHead) -> None:
+        """Draft from the first round on, where that pays in texts of this kind."""
+        prices, level = self._prices.curves(self._context), self._prices.level
+        rest_ms = self._rests[1].ms / level
+        plain_value = 1.0 / (prices[0][1] + self._rests[0].ms / level)
+        plan = head.planned(prices, rest_ms, level, self._nodes)
+        self._plain_value = plain_value
+        if plan.value <= plain_value * self._least_gain(head):
+            return
+        head.worth()
+        round_ms = prices[0][plan.rows] + rest_ms
+        round_ms += head.cost_ms(plan.steps, prices[0][1] * level) / level
+        choice = RouteChoice(
+            head.name,
+            plan.steps,
+            plan.value * round_ms,
+            plan.value / level,
+            ((PLAIN, 0, plain_value / level),),
+            self._prices.source,
+            gain=plan.value / plain_value,
+        )
+        self._hold.start(head, plan.steps, choice, self._own.ms / (round_ms * level))
 
     def propose(self, anchor: int, limit: int) -> DraftTree | None:
         """The best cut of the best candidate, or None for a plain round."""
         self.read_bytes = 0
         self._asked = True
-        if self._doze.start(anchor):
-            self.choice = self._dozing
-            return None
+        hold = self._hold
+        if hold.on:
+            self._holding = True
+            tree = hold.propose(anchor, min(limit, self._nodes), self._context)
+            self.read_bytes = hold.read_bytes
+            self.choice = hold.choice if tree is not None else self._dozing
+            return tree
+        if self._doze.start():
+            if self._lookup is None or not self._lookup.stirs(anchor):
+                self.choice = self._dozing
+                return None
+            self._doze.wake()
         now_s = self._clock()
         missed = self._doze.rounds
-        if missed:
-            self._wake()
-        elif self._began_s is not None and self._learning:
-            self._learn_rest((now_s - self._began_s) * 1e3 - self._named_ms)
-        self._began_s = now_s
+        if hold.tokens:
+            if self._lookup:
+                self._lookup.follow(hold.anchor, hold.tokens)
+            hold.tokens.clear()
+            self._observe(*hold.priced())
+            self._began_s = None  # the round before was not timed
+        elif missed:
+            self._doze.rounds = 0
+            self._observe(1, middle_of(self._dozed_ms))
+            self._began_s = None
+        else:
+            if self._began_s is not None and self._learning:
+                self._learn_rest((now_s - self._began_s) * 1e3 - self._named_ms)
+            self._began_s = now_s
         self._head_ms = 0.0
         limit = min(limit, self._nodes)
-        prices = self._prices.curves(self._context)
-        terms = Terms(prices, self._rest_ms / self._prices.level, limit)
-        self._plain_value = 1.0 / (prices[0][1] + terms.spent_ms)
-        found: list[Candidate] = []
+        prices, level = self._prices.curves(self._context), self._prices.level
+        terms = Terms(prices, self._rests[0].ms / level, limit)
+        plain_value = self._plain_value = 1.0 / (prices[0][1] + terms.spent_ms)
+        self._yield.plain(prices[0][1] * level, self._rests)
         if limit < 1:
-            return self._take(found, terms, "no room")
+            return self._take((), plain_value, "no room")
         looked = self._look(anchor, limit)
-        if looked is not None:
-            self._consider(found, LOOKUP, *looked, terms)
-        head, plan, skipped = self._choose_head(found, terms, missed)
+        found = () if looked is None else (candidate(LOOKUP, *looked, terms, whole=self._whole),)
+        at_hand = max(plain_value, found[0].cut.value) if found else plain_value
+        head, plan, skipped = self._choose_head(at_hand, terms, missed)
         if head is None:
-            return self._take(found, terms, skipped)
-        begun_s = self._clock()
-        drafted = head.draft(anchor, plan.steps, limit, self._clock)
-        self._head_ms = (self._clock() - begun_s) * 1e3
+            return self._take(found, plain_value, skipped)
+        self._asked_head, self._steps = head, plan.steps
+        drafted = head.draft(anchor, plan.steps, limit, self._context, self._clock)
+        self._head_ms = head.draft_ms
         self.read_bytes = head.read_bytes
-        cost_ms = head.cost_ms(plan.steps, prices[0][1] * self._prices.level)
-        terms = terms._replace(spent_ms=terms.spent_ms + cost_ms / self._prices.level)
-        found.clear()
+        cost_ms = head.cost_ms(plan.steps, prices[0][1] * level)
+        terms = Terms(prices, (self._rests[1].ms + cost_ms) / level, limit)
+        plain_value = 1.0 / (prices[0][1] + terms.spent_ms)
         if looked is not None:
-            self._consider(found, LOOKUP, *looked, terms)
-        if drafted is not None and skipped == PROBE:
-            # What is not verified teaches little: a probe is verified as planned.
-            found.clear()
-            terms = terms._replace(limit=min(limit, plan.rows - 1))
-            cut = best_cut(head.chances, drafted.parents, *terms, whole=True)
-            found.append(Candidate(cut, head.name, drafted))
-        elif drafted is not None:
-            self._consider_head(found, head, drafted, looked, terms)
-        return self._take(found, terms, skipped)
+            found = (candidate(LOOKUP, *looked, terms, whole=self._whole),)
+        if drafted is not None:
+            found += of_head(
+                head, drafted, looked, self._look_factor, found, terms, whole=self._whole
+            )
+        return self._take(found, plain_value, skipped)
 
     def settle(self, done: RoundOutcome) -> None:
         """Learn from what the round committed."""
         self._counts[ROUTED] += 1
         asked, self._asked = self._asked, False
-        if self._doze.asleep:  # no head drafted
+        if self._holding:
+            self._holding = False
             self._context += len(done.tokens)
-            self._doze.add(done.tokens)
+            self._hold.settle(done)
+            if self._learning:
+                self._yield.add(len(done.tokens), done.draft_ms + done.verify_ms)
+                if self._yield.loses:
+                    self._hold.end()
             return
+        if self._doze.asleep:
+            self._context += len(done.tokens)
+            self._dozed_ms.append(done.verify_ms)
+            if self._lookup:
+                self._lookup.follow(done.tree.tokens[0], done.tokens)
+            return
+        begun_s = self._clock()
         for head in self._heads:
             head.settle(done)
-        if not asked:
-            self._head_ms = 0.0
-        begun_s = self._clock()
         if self._lookup:
             self._lookup.settle(done)
-        if self._learning:
+        head_ms = self._head_ms if asked else 0.0
+        rows = len(done.tree)
+        # A pass behind a decision finds colder caches than those of the rounds that do without.
+        if self._learning and self._own.ms < _OWN_SHARE * done.verify_ms:
             kind = CHAIN if done.tree.is_chain else TREE
-            self._prices.observe(kind, len(done.tree), self._context, done.verify_ms)
+            self._prices.observe(kind, rows, self._context, done.verify_ms)
         self._context += len(done.tokens)
-        self._named_ms = self._head_ms + done.verify_ms
-        if self._learning and asked:
-            own_ms = done.draft_ms - self._head_ms + (self._clock() - begun_s) * 1e3
-            self._own_ms = _blend(self._own_ms, max(own_ms, 0.0))
+        self._with_head = head_ms > 0.0
+        if self._with_head and self._learning:
+            self._yield.add(len(done.tokens), head_ms + done.verify_ms)
+        self._go_on(done)
+        own_ms = max(0.0, done.draft_ms - head_ms + (self._clock() - begun_s) * 1e3)
+        self._named_ms = head_ms + done.verify_ms + own_ms
+        if self._learning and asked and self._began_s is not None:
+            self._own.learn(own_ms)
+
+    def _go_on(self, done: RoundOutcome) -> None:
+        """Let the next rounds do as this one did, where deciding anew costs more than it may bring."""
+        choice, head = self.choice, self._asked_head
         plain_ms = self._prices.curves(self._context)[0][1] * self._prices.level
-        paid = len(done.tokens) > 1 or bool(self._head_ms and not self.choice.probe)
-        if self._doze.end(paid=paid, own_share=self._own_ms / plain_ms):
-            round_ms = plain_ms + max(0.0, self._rest_ms - self._own_ms)
+        if self._with_head:
+            self._doze.end(paid=not choice.probe, own_share=0.0)
+            if (
+                isinstance(head, StepHead)
+                and choice.candidate == head.name
+                and not (choice.probe or self._whole or self._found_some)
+            ):
+                if self._learning:
+                    self._last_held = head
+                round_ms = choice.expected_tokens / choice.tokens_per_ms
+                self._hold.start(head, self._steps, choice, self._own.ms / round_ms)
+            return
+        paid = len(done.tokens) > 1
+        longest = min((head.rounds_left for head in self._heads), default=_FOR_GOOD)
+        if self._doze.end(paid=paid, own_share=self._own.ms / plain_ms, longest=longest):
             self._dozing = RouteChoice(
-                PLAIN, 0, 1.0, 1.0 / round_ms, (), self._prices.source, DOZING
+                PLAIN,
+                0,
+                1.0,
+                1.0 / (plain_ms + self._rests[0].ms),
+                (),
+                self._prices.source,
+                DOZING,
             )
 
     def _look(self, anchor: int, limit: int) -> tuple[DraftTree, Sequence[float]] | None:
@@ -202,147 +288,95 @@ class StairCut:
         proposal = self._lookup.look(anchor, limit) if self._lookup else None
         if proposal is None or self._lookup is None:
             return None
+        self._found_some = True
         self._look_factor = self._lookup.factor(proposal)
         return proposal.tree, self._lookup.chances(proposal)
 
     def _choose_head(
-        self,
-        found: list[Candidate],
-        terms: Terms,
-        missed: int,
+        self, at_hand: float, terms: Terms, missed: int
     ) -> tuple[Head | None, Plan, str]:
         """(the head to ask, its plan, why none is asked, or why this one though it does not pay)."""
-        none = Plan(0.0, 0, 0)
-        if not self._heads:
-            return None, none, "no head"
-        prices, rest_ms, limit = terms
-        plain_value = 1.0 / (prices[0][1] + rest_ms)
-        at_hand = max((each.cut.value for each in found), default=plain_value)
+        heads, prices, limit = self._heads, terms.prices, terms.limit
+        if not heads:
+            return None, _NO_PLAN, "no head"
         level = self._prices.level
-        plans = [(head.plan(prices, rest_ms, level, limit), head) for head in self._heads]
-        plan, head = plans[0] if len(plans) == 1 else max(plans, key=lambda each: each[0].value)
+        rest_ms = self._rests[1].ms / level
+        plan, head = _NO_PLAN, heads[0]
+        for each in heads:
+            planned = each.planned(prices, rest_ms, level, limit)
+            if planned.value > plan.value:
+                plan, head = planned, each
         if self._whole:
             return head, plan._replace(steps=head.most_steps), ""
         if self._skip and self._lookup and self._lookup.copying and at_hand >= plan.value:
             self._counts[WITHOUT_HEAD] += 1
-            return None, none, "a copy runs"
-        if plan.value > plain_value:
+            return None, _NO_PLAN, "a copy runs"
+        pays = plan.value > self._plain_value * self._least_gain(head) and not self._yield.loses
+        if pays:
             head.worth()
-            for other_plan, other in plans:
-                if other is head or not self._learning:
+        if not pays:
+            self._yield.pause(1 + missed)
+        if self._learning:
+            for each in heads:
+                if pays and each is head:
                     continue
-                if other.due(self._extra(other, other_plan, prices), 1 + missed, rival=True):
-                    return other, other_plan, PROBE
-            return head, plan, ""
-        for each_plan, each in plans:
-            if self._learning and each.due(self._extra(each, each_plan, prices), 1 + missed):
-                return each, each_plan, PROBE
-        return None, none, "a draft does not pay"
+                if not each.ripe(1 + missed):
+                    continue
+                other = each.probe(each.planned(prices, rest_ms, level, limit))
+                if each.due(self._extra(each, other, prices), rival=pays):
+                    return each, other, PROBE
+        return (head, plan, "") if pays else (None, _NO_PLAN, "a draft does not pay")
+
+    def _least_gain(self, head: Head) -> float:
+        """What a round with a draft must promise over a plain one; the rounds to come share a catching up."""
+        late_ms = head.catch_up_ms(self._context) / (_SHARED_ROUNDS * self._prices.level)
+        return _HEAD_GAIN + late_ms * self._plain_value
 
     def _extra(self, head: Head, plan: Plan, prices: tuple[Curve, Curve]) -> float:
         """How much longer than a plain round one with this draft takes, as a share of the plain round."""
         plain_ms = prices[0][1] * self._prices.level
         more_ms = (prices[0][plan.rows] - prices[0][1]) * self._prices.level
-        return (head.cost_ms(plan.steps, plain_ms) + more_ms) / (plain_ms + self._rest_ms)
-
-    def _consider(
-        self,
-        found: list[Candidate],
-        name: str,
-        tree: DraftTree,
-        chances: Sequence[float],
-        terms: Terms,
-    ) -> Cut:
-        cut = best_cut(chances, tree.parents, *terms, whole=self._whole)
-        found.append(Candidate(cut, name, tree))
-        return cut
-
-    def _consider_head(
-        self,
-        found: list[Candidate],
-        head: Head,
-        drafted: DraftTree,
-        looked: tuple[DraftTree, Sequence[float]] | None,
-        terms: Terms,
-    ) -> None:
-        """Add the head's candidates: its tree, the line in a tree with branches, the merge with the lookup."""
-        chances = head.chances
-        cut = self._consider(found, head.name, drafted, chances, terms)
-        if not drafted.is_chain and not self._whole:
-            line = likeliest_line(chances, drafted.parents)
-            chain = drafted.subset(line)
-            of_line = [1.0, *(chances[node] for node in line)]
-            self._consider(found, f"{head.name} line", chain, of_line, terms)
-        if looked is None or self._whole or not cut.nodes or not found[0].cut.nodes:
-            return
-        other, other_chances = looked
-        joint, scale = joint_chances(chances, other_chances, shared_line(drafted, other))
-        at_hand = max(each.cut.value for each in found)
-        if best_value(joint, terms) <= at_hand * _MERGE_GAIN:
-            return
-        factors = {
-            drafted.sources[-1]: head.calibration.factor * scale,
-            other.sources[-1]: self._look_factor * scale,
-        }
-        merged = merge(drafted, other)
-        of_merged = chances_of(merged, factors)
-        name = f"{head.name}+{LOOKUP}"
-        self._consider(found, name, merged, of_merged, terms)
+        more_ms += head.cost_ms(plan.steps, plain_ms) + head.catch_up_ms(self._context)
+        return more_ms / (plain_ms + self._rests[0].ms)
 
     def _take(
-        self,
-        found: list[Candidate],
-        terms: Terms,
-        skipped: str,
+        self, found: tuple[Candidate, ...], plain_value: float, skipped: str
     ) -> DraftTree | None:
         """Choose among the candidates and keep the choice for whoever looks."""
         per_ms = 1.0 / self._prices.level
-        plain_value = 1.0 / (terms.prices[0][1] + terms.spent_ms)
         best: Candidate | None = None
         for each in found:
             if each.cut.nodes and (best is None or each.cut.value > best.cut.value):
                 best = each
-        alternatives = [
-            (name, cut.nodes, cut.value * per_ms)
-            for cut, name, _ in found
-            if best is None or name != best.name
-        ]
-        cut, name, tree = best or Candidate(Cut(plain_value, 0, 1.0, []), PLAIN, None)
-        if best:
-            alternatives.append((PLAIN, 0, plain_value * per_ms))
+        others = [(name, cut.nodes, cut.value * per_ms) for cut, name, _ in found]
+        if best is None:
+            (value, nodes, expected), name, tree, left_out = (plain_value, 0, 1.0), PLAIN, None, 0
+        else:
+            (value, nodes, expected, order), name, tree = best
+            left_out = len(tree) - 1 - nodes
+            others[found.index(best)] = (PLAIN, 0, plain_value * per_ms)
+        probe = skipped == PROBE
         self.choice = RouteChoice(
             name,
-            cut.nodes,
-            cut.expected,
-            cut.value * per_ms,
-            tuple(alternatives),
+            nodes,
+            expected,
+            value * per_ms,
+            tuple(others),
             self._prices.source,
-            "" if skipped == PROBE else skipped,
-            skipped == PROBE,
-            left_out=0 if tree is None else len(tree) - 1 - cut.nodes,
-            gain=cut.value / self._plain_value,
+            "" if probe else skipped,
+            probe,
+            left_out,
+            value / self._plain_value,
         )
-        if tree is None or cut.nodes == len(tree) - 1:
-            return tree
-        return tree.subset(cut.order[: cut.nodes])
+        return tree.subset(order[:nodes]) if left_out else tree
+
+    def _observe(self, rows: int, verify_ms: float) -> None:
+        """Learn from one of the passes that nothing was decided for; one stands for all."""
+        if self._learning:
+            self._prices.observe(CHAIN, rows, self._context, verify_ms)
 
     def _learn_rest(self, rest_ms: float) -> None:
-        self._rests += 1
-        rest_ms = max(rest_ms, 0.0)
-        if self._rests <= _REST_WARM:
-            self._rest_ms = rest_ms if self._rests == 1 else min(rest_ms, self._rest_ms)
-        else:
-            self._rest_ms = _blend(self._rest_ms, rest_ms)
-
-    def _wake(self) -> None:
-        """Let the lookup catch up on what was written meanwhile."""
-        if self._lookup:
-            anchor = DraftTree.plain(self._doze.anchor)
-            written = tuple(self._doze.tokens)
-            self._lookup.settle(RoundOutcome(anchor, (0,), written, 0.0, 0.0))
-        self._doze.woken()
-
-
-def _blend(mean: float, new: float) -> float:
-    """A running mean that an outlier moves little."""
-    return mean + _REST_SHARE * (min(new, _REST_FARTHEST * mean) - mean) if mean else new
+        self._rests[self._with_head].learn(max(rest_ms, 0.0))
+        other = self._rests[not self._with_head]
+        if not other.samples:
+            other.ms = self._rests[self._with_head].ms

@@ -46,7 +46,8 @@ def build_staircut(
                     if mtp_branches
                     else MtpChain(backend, steps)
                     for steps in range(1, mtp_steps + 1)
-                ]
+                ],
+                prices.draft_ms,
             )
         )
     if block is not None:

@@ -7,7 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from engine.spec.prices import Curve
-from engine.spec.tree import DraftTree
+from engine.spec.tree import MAX_NODES, DraftTree, is_chain
+
+# Rows that a cut may have. Every row count is recorded on its first use, which takes as long as several rounds.
+ADMISSIBLE = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
+_SIZES = [rows in ADMISSIBLE for rows in range(MAX_NODES + 1)]
 
 
 class Terms(NamedTuple):
@@ -31,7 +35,7 @@ class Cut(NamedTuple):
     value: float
     nodes: int
     expected: float
-    order: list[int]
+    order: Sequence[int]
 
 
 def best_cut(
@@ -43,7 +47,7 @@ def best_cut(
     *,
     whole: bool = False,
 ) -> Cut:
-    """The n that maximises (sum of the n largest chances + 1) / (price of n + 1 rows + spent_ms).
+    """The admissible n that maximises (sum of the n largest chances + 1) / (price of n + 1 rows + spent_ms).
 
     Args:
         chances: by node, probability that its whole path is accepted; never above the parent's. So the n
@@ -53,8 +57,11 @@ def best_cut(
         limit: the most nodes besides the anchor.
         whole: consider only the largest size.
     """
-    order = sorted(range(1, len(chances)), key=chances.__getitem__, reverse=True)
     chain_ms, tree_ms = prices
+    if is_chain(parents):
+        order: Sequence[int] = range(1, len(chances))
+    else:
+        order = sorted(range(1, len(chances)), key=chances.__getitem__, reverse=True)
     expected = best_expected = 1.0
     best_value, best_nodes = 1.0 / (chain_ms[1] + spent_ms), 0
     last = 0
@@ -65,6 +72,8 @@ def best_cut(
             price = tree_ms
         last = node
         expected += chances[node]
+        if not _SIZES[rows] and not whole:
+            continue
         value = expected / (price[rows] + spent_ms)
         if value > best_value or (whole and rows > largest):
             best_value, best_nodes, best_expected = value, rows - 1, expected

@@ -15,6 +15,10 @@ from engine.spec.tree import MAX_NODES, DraftTree
 
 _PROBE_ROUNDS = 32  # between two drafts by a head that does not pay
 _PROBE_SHARE = 0.006  # of the time of these rounds that a probe may take
+_PROBE_SOON = 3  # rounds instead, where only this text speaks against the head
+_PROBE_EVIDENCE = 1.5  # rounds more for every step that was tried
+_PROBE_STEPS = 2
+_IN_STEP = 5  # tokens since the latest draft that the next one takes along for nothing
 _PROBE_DOUBLINGS = 5
 _FIRST_DRAFTS = 4
 _PROBES_IN_A_ROW = 5
@@ -22,6 +26,8 @@ _DEAR_SHARE = 1.5  # of a plain round: a probe that takes more is not followed b
 _AT_ONCE = 1 << 30  # rounds waited for a probe that is due whatever it costs
 _STEP_PRIOR = 0.15  # of a plain round: what a step costs before one was timed
 _BLOCK_PRIOR = 0.5
+_DEEPER_GAIN = 1.02  # what one more step must promise: no chance tells where the text ends
+_PLAN_ROUNDS = 16  # a plan of a head that did not draft lasts so long
 _PROFILE_SHARE = 0.1
 _PROFILE_START = 0.85  # chance of the likeliest node, by which each next one is less likely
 
@@ -45,12 +51,18 @@ class Head:
         self.calibration = Calibration()
         self.drafted: DraftTree | None = None  # of this round
         self.chances: Sequence[float] = (1.0,)  # of its nodes
-        self._waited = 0
+        self._waited = self._needed = 0  # rounds since it was asked, and until the next probe
         self._failed = 0
         self._drafts = 0
         self._in_a_row = 0
         self._dear = False
         self._probing = False
+        self._plan: Plan | None = None  # good until something is learned
+        self._plan_limit = self._plan_age = 0
+        self._usual: bool | None = None  # whether texts of this kind are worth it, if that is known
+        self.draft_ms = 0.0  # of the latest draft
+        self._drafted_at = 0  # tokens of the text at the latest draft
+        self._catch_up = Cost()  # on top, where the head has to follow many tokens first
         self.learning = True
 
     @property
@@ -62,26 +74,66 @@ class Head:
         """A new text."""
         self._drafter.begin(prompt)
         self.calibration.begin()
-        self._failed = 0
+        self._needed = self._drafted_at = 0
+        if not self._dear:
+            self._failed = 0
         self._probing = False
+        self._plan = self._usual = None
+
+    def catch_up_ms(self, context: int) -> float:
+        """What a draft costs more behind so many tokens, as the head did not draft for long."""
+        return self._catch_up.ms if self.behind(context) else 0.0
+
+    def behind(self, context: int) -> bool:
+        """Whether a draft behind so many tokens has to catch up first."""
+        return context - self._drafted_at > _IN_STEP
+
+    def planned(
+        self, prices: tuple[Curve, Curve], rest_ms: float, level: float, limit: int
+    ) -> Plan:
+        """The plan, made anew where it was learned from since, or is old, or does not fit the room."""
+        plan = self._plan
+        self._plan_age += 1
+        if (
+            plan is None
+            or not plan.rows - 1 <= limit <= self._plan_limit
+            or self._plan_age > _PLAN_ROUNDS
+        ):
+            plan = self._plan = self.plan(prices, rest_ms, level, limit)
+            self._plan_limit, self._plan_age = limit, 0
+        return plan
 
     def plan(self, prices: tuple[Curve, Curve], rest_ms: float, level: float, limit: int) -> Plan:
         """The best draft of at most `limit` (1 or more) nodes, `rest_ms` being what else the round costs."""
         raise NotImplementedError
 
+    def probe(self, plan: Plan) -> Plan:
+        """What to draft instead, to learn how the head stands."""
+        return plan
+
     def draft(
-        self, anchor: int, steps: int, limit: int, clock: Callable[[], float]
+        self, anchor: int, steps: int, limit: int, context: int, clock: Callable[[], float]
     ) -> DraftTree | None:
-        """Ask the drafter; the time it takes is learned."""
-        begun = clock()
+        """Ask the drafter behind `context` tokens; the time it takes is learned."""
+        begun_s = clock()
         self._drafts += 1
         tree = self._propose(anchor, steps, limit)
+        self.draft_ms = (clock() - begun_s) * 1e3
         if self.learning:
-            self._learn_cost(steps, (clock() - begun) * 1e3)
+            known_ms = self.cost_ms(steps, 0.0)
+            if not (known_ms and self.behind(context)):
+                self._learn_cost(steps, self.draft_ms)
+            else:
+                self._catch_up.learn(max(0.0, self.draft_ms - known_ms))
+        self._drafted_at = context
         if tree is not None and len(tree) > 1:
             self.drafted = tree
             self.chances = chances_of(tree, {tree.sources[-1]: self.calibration.factor})
         return self.drafted
+
+    def soonest(self) -> int:
+        """Rounds until a head that is usually worth its draft is probed in a text that speaks against it."""
+        return _AT_ONCE
 
     def cost_ms(self, steps: int, plain_ms: float) -> float:
         """What a draft costs; `plain_ms` is the price of a plain round."""
@@ -89,24 +141,41 @@ class Head:
 
     def worth(self) -> None:
         """The plan beats every round without this head."""
-        self._failed = self._waited = 0
+        if self._usual is None:
+            self._usual = True
+        self._failed = self._waited = self._needed = 0
 
-    def due(self, extra_share: float, rounds: int, *, rival: bool = False) -> bool:
+    def ripe(self, rounds: int) -> bool:
+        """Whether to ask if a draft is `due`; `rounds` went by since this was asked last."""
+        self._waited += rounds
+        return self._waited >= self._needed or self._drafts < _FIRST_DRAFTS
+
+    @property
+    def rounds_left(self) -> int:
+        """Rounds until this is `ripe`."""
+        return max(0, self._needed - self._waited)
+
+    def due(self, extra_share: float, *, rival: bool = False) -> bool:
         """Whether to draft although the plan says it does not pay, at `extra_share` more than a plain round.
 
         Once in at least 32 rounds and so rarely that it takes at most 0.6 % of their time; half as often after
-        each probe that was wholly rejected, up to five in a row while they are not. Where the head loses to a
-        `rival` only, each probe makes the next one rarer. `rounds` went by since this was asked last. A head
-        that has hardly drafted yet is due at once: what it costs is not known.
+        each probe that was not accepted, up to five in a row while they are. Where only this text speaks
+        against the head, `soonest` says when. Where the head loses to a `rival` only, each probe makes the next
+        one rarer. A head that has hardly drafted yet is due at once: what it costs is not known.
         """
-        self._waited += rounds
+        if self._usual is None:
+            self._usual = rival
         if self._drafts < _FIRST_DRAFTS:
             self._waited = _AT_ONCE
-        least = max(_PROBE_ROUNDS, math.ceil(extra_share / _PROBE_SHARE))
-        if self._waited < least << min(self._failed, _PROBE_DOUBLINGS):
-            return False
-        self._waited = 0
         self._dear = extra_share > _DEAR_SHARE
+        least = max(_PROBE_ROUNDS, math.ceil(extra_share / _PROBE_SHARE))
+        if self._usual and not self._dear and not rival:
+            least = min(least, self.soonest())
+        self._needed = least << min(self._failed, _PROBE_DOUBLINGS)
+        if self._waited < self._needed:
+            return False
+        self._needed = 0
+        self._waited = 0
         self._failed += rival
         self._probing = not rival
         return True
@@ -115,19 +184,22 @@ class Head:
         """Learn from what the round committed."""
         self._drafter.settle(done)
         tree = self.drafted
-        if tree is not None:
-            accepted, realised = outcome(tree, self.chances, done.tokens)
-            self.calibration.learn(realised, sum(tree.scores) - 1.0, model=self.learning)
-            self._learn(tree, accepted, done)
-            if self._probing:
-                self._failed = 0 if accepted else self._failed + 1
-                self._in_a_row += 1
-                if accepted and self._in_a_row < _PROBES_IN_A_ROW and not self._dear:
-                    self._waited = _AT_ONCE
-                else:
-                    self._in_a_row = 0
+        if tree is None:
+            self._probing = False
+            return
+        self.drafted = self._plan = None
+        accepted, realised = outcome(tree, self.chances, done.tokens)
+        self.calibration.learn(realised, sum(tree.scores) - 1.0, model=self.learning)
+        self._learn(tree, accepted, done)
+        if not self._probing:
+            return
         self._probing = False
-        self.drafted = None
+        self._failed = 0 if accepted else self._failed + 1
+        self._in_a_row += 1
+        if accepted and self._in_a_row < _PROBES_IN_A_ROW and not self._dear:
+            self._waited = _AT_ONCE
+        else:
+            self._in_a_row = 0
 
     def _propose(self, anchor: int, steps: int, limit: int) -> DraftTree | None:
         raise NotImplementedError
@@ -145,28 +217,52 @@ class StepHead(Head):
     `drafters` take 1, 2, .. steps, over one head that keeps no text of its own.
     """
 
-    def __init__(self, drafters: Sequence[Drafter]) -> None:
+    def __init__(
+        self, drafters: Sequence[Drafter], measured: tuple[float, float] | None = None
+    ) -> None:
+        """`measured`: what a draft takes, see `StepCosts`."""
         super().__init__(drafters[-1])
         self._drafters = tuple(drafters)
         self.most_steps = len(drafters)
         self.rates = StepRates(self.most_steps)
-        self._costs = StepCosts(self.most_steps)
+        self._costs = StepCosts(measured)
 
     def begin(self, prompt: Sequence[int]) -> None:
         super().begin(prompt)
-        self.rates.begin()
+        # Copies and edits come with the text they are about, questions do not: length tells some of it.
+        self.rates.begin(len(prompt).bit_length(), model=self.learning)
 
     def plan(self, prices: tuple[Curve, Curve], rest_ms: float, level: float, limit: int) -> Plan:
         chain_ms = prices[0]
-        best = Plan(0.0, 1, 2)
+        plain_ms = chain_ms[1] * level
+        best_value, best_steps = 0.0, 1
         expected = 1.0
         for steps, chance in enumerate(self.rates.chances(min(limit, self.most_steps)), 1):
             expected += chance
-            spent_ms = rest_ms + self.cost_ms(steps, chain_ms[1] * level) / level
-            value = expected / (chain_ms[steps + 1] + spent_ms)
-            if value > best.value:
-                best = Plan(value, steps, steps + 1)
-        return best
+            value = expected / (
+                chain_ms[steps + 1] + rest_ms + self.cost_ms(steps, plain_ms) / level
+            )
+            if value > best_value * _DEEPER_GAIN:
+                best_value, best_steps = value, steps
+        return Plan(best_value, best_steps, best_steps + 1)
+
+    def soonest(self) -> int:
+        return _PROBE_SOON + int(_PROBE_EVIDENCE * self.rates.tries)
+
+    def draft_held(self, anchor: int, steps: int, limit: int, context: int) -> DraftTree | None:
+        """Ask the drafter; nothing is timed, and `follow` takes the place of `settle`."""
+        self._drafted_at = context
+        self._asked = self._drafters[steps - 1]
+        return self._asked.propose(anchor, limit)
+
+    def follow(self, accepted: int, tried: int) -> float:
+        """What became of it; gives the text's rate."""
+        self._plan = None
+        return self.rates.follow(accepted, tried)
+
+    def probe(self, plan: Plan) -> Plan:
+        steps = min(max(plan.steps, _PROBE_STEPS), self.most_steps)
+        return Plan(plan.value, steps, steps + 1)
 
     def cost_ms(self, steps: int, plain_ms: float) -> float:
         known = self._costs.ms(steps)

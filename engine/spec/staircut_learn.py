@@ -7,20 +7,27 @@ belongs to the text and starts from the slow one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from engine.spec.tree import DraftTree
+from engine.spec.tree import MAX_NODES, DraftTree
 
 _CALIBRATION_SHARE = 0.15  # of a new round in the text's calibration
-_RATE_SHARE = 0.08  # of a new token in the text's acceptance rate, once there are enough
-_MODEL_SHARE = 0.02  # of the same in the model's
+_RATE_KEEP = 0.95  # of what was known of the text's acceptance, for every new token
+_KEPT = [_RATE_KEEP**tries for tries in range(MAX_NODES + 1)]
+_MODEL_SHARE = 0.02  # of a new token in the model's
+_TEXT_SHARE = 0.1  # of a new text in what is usual
+_USUAL_RATE = 0.8  # before there was a text
+_MOST_BEND = 3.0  # logarithm of a depth's rate over that of the mean one
+_SPREAD = 0.04  # variance of the rates of texts before there were any
+_MOST_WEIGHT = 8.0
 _START_WEIGHT = 3.0  # tokens that the model's rate stands for at the start of a text
 _TRUST = 0.5  # expected tokens that the model's calibration stands for
 _HIGHEST_FACTOR = 2.0
-_COST_SHARE = 0.3
-_COST_WARM = 3  # the least of so many samples comes first
-_COST_FARTHEST = 2.0
-_DRIFT = 0.05  # of the way a depth that was not tried goes back to what the depth before it says
+_COST_SAMPLES = 5
+_MEAN_SHARE = 0.1
+_MEAN_FARTHEST = 3.0
+_MEAN_WARM = 3
 
 
 def model_share(samples: int) -> float:
@@ -54,55 +61,142 @@ class Calibration:
 
 
 class StepRates:
-    """P(the token of depth d is accepted | all before it were), for drafts that take one step a token."""
+    """P(the token of depth d is accepted | all before it were), for drafts that take one step a token.
 
-    def __init__(self, most: int, *, start: float = 0.7) -> None:
+    Texts differ far more than depths do: a text has one rate, learned from every step, and the model gives its
+    shape over the depths. At its start a text has the rate that is usual for its kind.
+    """
+
+    def __init__(self, most: int, *, start: float = _USUAL_RATE) -> None:
         self._model = [start] * most
-        self._text = list(self._model)
-        self._seen = [0] * most
         self._model_seen = [0] * most
+        self._usual = start
+        self._kind = 0
+        self._kinds: dict[
+            int, tuple[int, float, float]
+        ] = {}  # texts, their rates' mean and variance
+        self._weight = _START_WEIGHT  # of what is usual, in tokens
+        self._bends = [1.0] * most
+        self._hits = self._tries = 0.0
+        self._counted = False  # whether this text tells what is usual
+        self._waiting: list[
+            tuple[int, int]
+        ] = []  # outcomes of this text that the model has not learned from
 
     def __len__(self) -> int:
-        return len(self._text)
+        return len(self._model)
 
-    def begin(self) -> None:
-        """A new text."""
-        self._text = list(self._model)
-        self._seen = [0] * len(self._text)
+    @property
+    def rate(self) -> float:
+        """Of this text."""
+        return (self._hits + self._weight * self._usual) / (self._tries + self._weight)
+
+    @property
+    def tries(self) -> float:
+        """Steps of this text that tell its rate, the latest ones for the most."""
+        return self._tries
+
+    def begin(self, kind: int = 0, *, model: bool = True) -> None:
+        """A new text; `kind` is anything by which texts may be told apart before they are written."""
+        self._learn_model(model=model)
+        kinds = self._kinds
+        if self._counted:
+            texts, usual, spread = kinds.get(self._kind, (1, self._usual, _SPREAD))
+            share = max(_TEXT_SHARE, 1.0 / (texts + 1))
+            off = self.rate - usual
+            spread += share * (off * off - spread)
+            kinds[self._kind] = texts + 1, usual + share * off, spread
+        self._kind = kind
+        self._weight = _START_WEIGHT
+        if kind in kinds:
+            _, usual, spread = kinds[kind]
+            self._usual = usual
+            # Tokens that a beta distribution of this spread stands for.
+            alike = usual * (1.0 - usual) / max(spread, 1e-4) - 1.0
+            self._weight = min(max(alike, _START_WEIGHT), _MOST_WEIGHT)
+        elif kinds:
+            self._usual = sum(usual for _, usual, _ in kinds.values()) / len(kinds)
+        reached, tries, hits = 1.0, 0.0, 0.0
+        for rate in self._model:
+            tries += reached
+            reached *= rate
+            hits += reached
+        level = math.log(_inside(hits / tries))
+        bends = [math.log(_inside(rate)) / level for rate in self._model]
+        self._bends = [min(max(bend, 1.0 / _MOST_BEND), _MOST_BEND) for bend in bends]
+        self._hits = self._tries = 0.0
+        self._counted = False
 
     def chances(self, depth: int) -> list[float]:
         """Probability that the whole line is accepted down to depth 1, 2, .. `depth`."""
-        chances, chance = [], 1.0
-        for rate in self._text[:depth]:
-            chance *= rate
+        chances, chance, rate = [], 1.0, self.rate
+        for bend in self._bends[:depth]:
+            chance *= rate**bend
             chances.append(chance)
         return chances
 
+    def follow(self, accepted: int, tried: int) -> float:
+        """Learn for this text alone, and give its rate; what the outcome tells of the model waits."""
+        self._waiting.append((accepted, tried))
+        tries = tried if accepted == tried else accepted + 1
+        keep = _KEPT[tries]
+        hits = self._hits = self._hits * keep + accepted
+        tried_so_far = self._tries = self._tries * keep + tries
+        weight = self._weight = self._weight * keep
+        return (hits + weight * self._usual) / (tried_so_far + weight)
+
     def learn(self, accepted: int, tried: int, *, model: bool) -> None:
         """The first `accepted` of `tried` steps were right, and the next one, if tried, was wrong."""
-        text = self._text
-        for depth in range(min(accepted + 1, tried)):
-            hit = 1.0 if depth < accepted else 0.0
-            self._seen[depth] += 1
-            share = max(_RATE_SHARE, 1.0 / (self._seen[depth] + _START_WEIGHT))
-            text[depth] += share * (hit - text[depth])
-            if model:
+        self.follow(accepted, tried)
+        self._learn_model(model=model)
+
+    def _learn_model(self, *, model: bool) -> None:
+        for accepted, tried in self._waiting if model else ():
+            for depth in range(min(accepted + 1, tried)):
+                self._counted = True
                 self._model_seen[depth] += 1
                 share = model_share(self._model_seen[depth])
-                self._model[depth] += share * (hit - self._model[depth])
-        if accepted == tried:
-            for depth in range(max(1, tried), len(text)):
-                before = max(self._model[depth - 1], 0.01)
-                usual = min(1.0, text[depth - 1] * self._model[depth] / before)
-                text[depth] += _DRIFT * (max(usual, text[depth]) - text[depth])
+                self._model[depth] += share * ((depth < accepted) - self._model[depth])
+        self._waiting.clear()
+
+
+def _inside(rate: float) -> float:
+    return min(max(rate, 0.02), 0.98)
+
+
+class Mean:
+    """A running mean of milliseconds that an outlier moves little; first comes the least of some samples."""
+
+    def __init__(self) -> None:
+        self.ms = 0.0
+        self.samples = 0
+
+    def learn(self, ms: float) -> None:
+        """One more."""
+        self.samples += 1
+        if self.samples <= _MEAN_WARM:
+            self.ms = ms if self.samples == 1 else min(ms, self.ms)
+        else:
+            self.ms += _MEAN_SHARE * (min(ms, _MEAN_FARTHEST * self.ms) - self.ms)
+
+
+def middle_of(ms: list[float]) -> float:
+    """The median of times, 0 without one; the list is empty afterwards."""
+    middle = sorted(ms)[len(ms) // 2] if ms else 0.0
+    ms.clear()
+    return middle
 
 
 class Cost:
-    """Milliseconds of one kind of draft, outliers held down; the first one, which records, does not count."""
+    """Milliseconds of one kind of draft: a low sample of the last few, as one that records a pass is no price.
+
+    The first one, which always records, does not count.
+    """
 
     def __init__(self) -> None:
         self.samples = -1
         self.ms = 0.0
+        self._latest: list[float] = []
 
     @property
     def known(self) -> bool:
@@ -114,41 +208,34 @@ class Cost:
         self.samples += 1
         if not self.samples:
             return
-        if self.samples <= _COST_WARM:
-            self.ms = ms if self.samples == 1 else min(ms, self.ms)
-        else:
-            self.ms += _COST_SHARE * (min(ms, _COST_FARTHEST * self.ms) - self.ms)
+        latest = self._latest
+        latest.append(ms)
+        if len(latest) > _COST_SAMPLES:
+            del latest[0]
+        self.ms = sorted(latest)[(len(latest) - 1) // 3]
 
 
 class StepCosts:
-    """Milliseconds of a draft by its steps; steps that never ran follow from the nearest that did."""
+    """Milliseconds of a draft by its steps, which take equally long behind a fixed part.
 
-    def __init__(self, most: int) -> None:
-        self._costs = [Cost() for _ in range(most + 1)]
-        self._ms: list[float | None] = [None] * (most + 1)
+    `measured`: (fixed part, each step) in ms; without it half of one step stands for the fixed part, and
+    nothing is known before the first draft. What drafts take scales both.
+    """
+
+    def __init__(self, measured: tuple[float, float] | None = None) -> None:
+        self._fixed, self._step = measured or (0.5, 1.0)
+        self._cost = Cost()
+        self._scale = 1.0 if measured else 0.0
 
     def learn(self, steps: int, ms: float) -> None:
         """One draft of `steps` steps."""
-        self._costs[steps].learn(ms)
-        known = [(n, cost.ms) for n, cost in enumerate(self._costs) if cost.known]
-        if not known:
-            return
-        for n in range(1, len(self._ms)):
-            below = max((k for k in known if k[0] <= n), default=None)
-            above = min((k for k in known if k[0] >= n), default=None)
-            if below is None or above is None:
-                near, near_ms = below or above or (steps, ms)
-                # A draft has a part that does not grow with its steps; half of one step stands for it.
-                self._ms[n] = near_ms * (n + 0.5) / (near + 0.5)
-            elif below[0] == above[0]:
-                self._ms[n] = below[1]
-            else:
-                share = (n - below[0]) / (above[0] - below[0])
-                self._ms[n] = below[1] + share * (above[1] - below[1])
+        self._cost.learn(ms / (self._fixed + self._step * steps))
+        if self._cost.known:
+            self._scale = self._cost.ms
 
     def ms(self, steps: int) -> float | None:
         """The cost of `steps` steps, None before the first draft."""
-        return self._ms[steps]
+        return self._scale * (self._fixed + self._step * steps) if self._scale else None
 
 
 def outcome(tree: DraftTree, chances: Sequence[float], tokens: Sequence[int]) -> tuple[int, float]:

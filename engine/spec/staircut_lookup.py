@@ -50,6 +50,14 @@ class LookupArm:
         self._proposal = self._drafter.look(anchor, limit)
         return self._proposal
 
+    def stirs(self, anchor: int) -> bool:
+        """Whether a look could find something in the text."""
+        return self._drafter.stirs(anchor)
+
+    def follow(self, anchor: int, tokens: Sequence[int]) -> None:
+        """Take in what rounds wrote that were not looked up for."""
+        self._drafter.follow(anchor, tokens)
+
     def factor(self, proposal: LookupProposal) -> float:
         """What its scores are multiplied by: 1 where they rest on a learned rate."""
         return 1.0 if proposal.rho is not None else self._calibration.factor

@@ -8,7 +8,7 @@ from engine.spec.tree import MAX_NODES
 
 _LEVEL_SHARE = 0.05  # of a new round in the level
 _ROWS_SHARE = 0.1  # of a new round in the ratio of its row count, once there are ten
-_NEW, _EVERY = 4, 16  # curves are made anew while a row count is new, then every so many rounds
+_NEW, _EVERY = 4, 8  # curves are made anew while a row count is new, then every so many rounds
 _RECORDINGS = 2  # first rounds of a row count, which record their passes and tell nothing
 _TRUST = 3.0  # rounds that the table stands for
 _FORGET = 0.01  # of the way that ratios go back to the table at each new curve: a stale one is tried again
@@ -25,8 +25,15 @@ class LivePrices:
     """
 
     def __init__(
-        self, table: PriceTable, *, learns_rows: bool = False, relative: bool = False
+        self,
+        table: PriceTable,
+        *,
+        learns_rows: bool = False,
+        relative: bool = False,
+        draft_ms: tuple[float, float] | None = None,
     ) -> None:
+        """`draft_ms`: what a draft by the MTP head takes, (fixed part, each step), None where not timed."""
+        self.draft_ms = draft_ms
         self._table = table
         self._learns_rows = learns_rows
         self._relative = relative

@@ -24,7 +24,7 @@ from staircut_world import (
 from engine.spec.drafter import RoundOutcome
 from engine.spec.prices import PriceTable
 from engine.spec.staircut import DOZING, StairCut
-from engine.spec.staircut_cut import best_cut, chances_of, likeliest_line
+from engine.spec.staircut_cut import ADMISSIBLE, best_cut, chances_of, likeliest_line
 from engine.spec.staircut_heads import BlockHead, StepHead
 from engine.spec.staircut_merge import joint_chances, shared_line
 from engine.spec.staircut_prices import LivePrices
@@ -46,10 +46,12 @@ def random_tree(source: random.Random, nodes: int) -> DraftTree:
 
 
 def brute_force(tree: DraftTree, chain: tuple, of_tree: tuple, spent_ms: float) -> float:
-    """The best value over every set of nodes that holds the ancestors of its nodes."""
+    """The best value over every set of nodes of an admissible size that holds the ancestors of its nodes."""
     best = 0.0
     nodes = range(1, len(tree))
     for size in range(len(tree)):
+        if size + 1 not in ADMISSIBLE:
+            continue
         for kept in itertools.combinations(nodes, size):
             if not all(tree.parents[node] in (0, *kept) for node in kept):
                 continue
@@ -223,13 +225,13 @@ def test_where_nothing_pays_even_looking_is_rare() -> None:
 
 def test_rounds_without_room_for_a_draft_teach_nothing_of_its_own_cost() -> None:
     _, router = of_world(mixed(3))
-    before = router._own_ms
-    assert before >= 0.0
+    before = router._own.ms
+    assert before > 0.0
     plain = RoundOutcome(DraftTree.chain((1,), (), ""), (0,), (2,), draft_ms=0.0, verify_ms=1.0)
     for _ in range(200):  # each the last round of a text, which is not asked for a draft
         router.begin((1, 2, 3))
         router.settle(plain)
-    assert router._own_ms == before
+    assert router._own.ms == before
 
 
 def test_a_head_that_becomes_good_is_found() -> None:
@@ -268,7 +270,7 @@ def test_frozen_decisions_depend_on_the_text_alone() -> None:
         stair.settle = settle
         runs.append(choices)
     assert runs[0] == runs[1]
-    assert len({choice.candidate for choice in runs[0]}) > 2
+    assert len({choice.candidate for choice in runs[0]}) > 1
     assert stair._prices.level == level
     stair.freeze(frozen=False)
     world.decode(stair, mixed(2), 300)
