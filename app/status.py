@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 
 from PySide6.QtCore import Qt, QTimer, Slot
-from PySide6.QtGui import QFontMetrics
+from PySide6.QtGui import QFontMetrics, QResizeEvent
 from PySide6.QtWidgets import QLabel, QSizePolicy, QStatusBar, QWidget
 
 from app.bridge import Bridge
@@ -82,9 +82,19 @@ class StatusBar(QStatusBar):
         )
         self.memory.setText(f"memory {byte_size(snapshot.memory_bytes or None)}")
         card = snapshot.model
-        self.model.setText(
-            f"{card.name} · {card.weight_format} · {card.speculation}" if card else ""
-        )
+        self._say_model(f"{card.name} · {card.weight_format} · {card.speculation}" if card else "")
+
+    def _say_model(self, text: str) -> None:
+        """As much of it as there is room for, from its beginning; all of it in the tool tip."""
+        margins = self.model.contentsMargins()
+        room = self.model.width() - margins.left() - margins.right()
+        metrics = self.model.fontMetrics()
+        self.model.setText(metrics.elidedText(text, Qt.TextElideMode.ElideRight, room))
+        self.model.setToolTip(text)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self.refresh()
 
     def _paint(self, label: QLabel, text: str, token: str) -> None:
         label.setText(text)

@@ -172,6 +172,18 @@ def test_the_conversation_stands_over_the_composer(console, qtbot) -> None:
     assert answer.width() > 800
 
 
+def test_a_long_model_name_ends_in_dots_and_is_told_in_full(console, qtbot) -> None:
+    one = console()
+    name = "a-model-with-a-long-name-" * 8
+    one.engine._update(model=replace(one.bridge.model, name=name))
+    one.wait(lambda: one.bridge.model.name == name)
+    label = one.window.statusBar().model
+    one.wait(lambda: label.toolTip().startswith(name))
+    assert label.text().startswith("a-model-with")
+    assert label.text().endswith("…")
+    assert label.fontMetrics().horizontalAdvance(label.text()) <= label.width()
+
+
 def test_the_sampling_says_that_its_tokens_are_a_limit() -> None:
     assert Sampling().summary() == "greedy · up to 512 tok"
     assert Sampling(max_tokens=4000, speculate=False).summary() == (
