@@ -38,6 +38,7 @@ ROUTED, WITHOUT_HEAD = "routed rounds", "rounds without a head draft"  # counter
 DOZING = "dozing: nothing paid lately"
 _NO_PLAN = Plan(0.0, 0, 0)
 _SHARED_ROUNDS = 6  # that a head's catching up is shared by
+_MOST_LATE = 0.1  # of a plain round: what was timed may have recorded passes
 _OWN_SHARE = 0.01  # of a pass: what a decision may take that leaves it as it is
 _FOR_GOOD = 1 << 30  # rounds
 _HEAD_GAIN = 1.08  # what a round with a draft must promise over a plain one
@@ -322,15 +323,17 @@ class StairCut:
                     continue
                 if not each.ripe(1 + missed):
                     continue
-                other = each.probe(each.planned(prices, rest_ms, level, limit))
-                if each.due(self._extra(each, other, prices), rival=pays):
+                planned = each.planned(prices, rest_ms, level, limit)
+                worth = planned.value > self._plain_value
+                other = each.probe(planned)
+                if each.due(self._extra(each, other, prices), rival=pays, worth=worth):
                     return each, other, PROBE
         return (head, plan, "") if pays else (None, _NO_PLAN, "a draft does not pay")
 
     def _least_gain(self, head: Head) -> float:
         """What a round with a draft must promise over a plain one; the rounds to come share a catching up."""
         late_ms = head.catch_up_ms(self._context) / (_SHARED_ROUNDS * self._prices.level)
-        return _HEAD_GAIN + late_ms * self._plain_value
+        return _HEAD_GAIN + min(late_ms * self._plain_value, _MOST_LATE)
 
     def _extra(self, head: Head, plan: Plan, prices: tuple[Curve, Curve]) -> float:
         """How much longer than a plain round one with this draft takes, as a share of the plain round."""

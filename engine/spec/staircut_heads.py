@@ -155,16 +155,17 @@ class Head:
         """Rounds until this is `ripe`."""
         return max(0, self._needed - self._waited)
 
-    def due(self, extra_share: float, *, rival: bool = False) -> bool:
+    def due(self, extra_share: float, *, rival: bool = False, worth: bool = False) -> bool:
         """Whether to draft although the plan says it does not pay, at `extra_share` more than a plain round.
 
         Once in at least 32 rounds and so rarely that it takes at most 0.6 % of their time; half as often after
         each probe that was not accepted, up to five in a row while they are. Where only this text speaks
-        against the head, `soonest` says when. Where the head loses to a `rival` only, each probe makes the next
-        one rarer. A head that has hardly drafted yet is due at once: what it costs is not known.
+        against the head (in its first round a draft was `worth` it), `soonest` says when. Where the head loses
+        to a `rival` only, each probe makes the next one rarer. A head that has hardly drafted yet is due at
+        once: what it costs is not known.
         """
         if self._usual is None:
-            self._usual = rival
+            self._usual = rival or worth
         if self._drafts < _FIRST_DRAFTS:
             self._waited = _AT_ONCE
         self._dear = extra_share > _DEAR_SHARE

@@ -147,6 +147,19 @@ def test_a_text_of_a_bad_kind_is_not_drafted_for_and_one_of_a_good_kind_from_the
         assert stair.choice.candidate == ("steps" if good else "plain")
 
 
+def test_a_catching_up_that_recorded_passes_does_not_shut_a_good_head_out() -> None:
+    world = World()
+    stair = StairCut(LivePrices(world.table), heads=(world.step_head(),), clock=world.clock)
+    world.decode(stair, deep(0), 100)
+    (head,) = stair._heads
+    head._catch_up.ms = 500.0
+    plain = world.decode(world.policies()["plain"], deep(1), 100)
+    assert plain / world.decode(stair, deep(1), 100) > 1.6
+    head.begin((1, 2, 3))
+    assert head.catch_up_ms(3) == 0.0  # three tokens are taken along
+    assert head.catch_up_ms(30) == 500.0
+
+
 def test_a_good_text_is_drafted_for_at_little_more_than_the_drafts_take() -> None:
     """Deciding takes 0.2 ms here, a tenth of a round; holding leaves little of it."""
     world = World()
