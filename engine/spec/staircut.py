@@ -90,9 +90,8 @@ class StairCut:
         self._head_ms = 0.0
         self._look_factor = 1.0
         self._found_some = False  # by the lookup, in this text
-        self._plain_value = (
-            1.0  # tokens a ms of a round without a draft, at the level of the prices
-        )
+        # Tokens a ms of a round without a draft, at the level of the prices.
+        self._plain_value = 1.0
         self._own = Mean()  # ms that a decision takes, the head's draft left out
         self._asked = False  # for this round; a text's last one has no room for a draft
         self._doze = Doze()
