@@ -3,7 +3,15 @@
 
 import sys
 
-from engine.cli import main
+
+def _run() -> int:
+    try:
+        from engine.cli import main
+
+        return main()
+    except KeyboardInterrupt:  # before a command looks for it, while modules are read
+        return 130
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_run())

@@ -8,6 +8,7 @@ everything else goes to stderr.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import json
 import os
@@ -20,6 +21,7 @@ from engine.errors import Cancelled, RondoError, UsageError
 
 OK, FAILED, USAGE, GATE = 0, 1, 2, 3
 _KEPT = "What was stored before is as it was."
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 COMMANDS = {
     "generate": "one answer on the terminal",
@@ -58,13 +60,26 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except (MemoryError, RuntimeError, OSError) as error:
-        short = memory_short(error, f"`{arguments.prog}`", kept=_KEPT)
-        if short is None:
+        known = memory_short(error, f"`{arguments.prog}`", kept=_KEPT) or _unwritten(error)
+        if known is None:
             raise
-        _tell(short, as_json=arguments.json)
+        _tell(known, as_json=arguments.json)
         return FAILED
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+def _unwritten(error: Exception) -> RondoError | None:
+    """What to say where the output has no room; None for any other error."""
+    if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
+        return None
+    # The interpreter must not try again to flush what is left.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return RondoError(
+        f"The output could not be written: {error.strerror}.",
+        kept=_KEPT,
+        next_step="Make room, or send the output elsewhere.",
+    )
 
 
 def print_json(values: dict[str, object]) -> None:

@@ -46,6 +46,16 @@ PREFILL_CHUNK = 256
 DEFAULT_CONTEXT_TOKENS = 32768  # or the model's own, if smaller
 
 
+def sampling_of(request: GenerateRequest) -> Sampling:
+    """How the request samples, with a drawn seed where it names none; UsageError for values out of range."""
+    if request.max_tokens < 1:
+        raise UsageError(
+            f"max_tokens {request.max_tokens} is not accepted.", next_step="Use 1 or more."
+        )
+    seed = secrets.randbits(63) if request.seed is None else request.seed
+    return Sampling(request.temperature, request.top_p, request.top_k, request.min_p, seed)
+
+
 class Engine(EngineCompares):
     """One model and one live sequence; not safe to call from two threads at once.
 
@@ -264,12 +274,7 @@ class Engine(EngineCompares):
             raise UsageError(
                 f"A text of {len(follow)} tokens cannot be followed for {request.max_tokens}."
             )
-        if request.max_tokens < 1:
-            raise UsageError(
-                f"max_tokens {request.max_tokens} is not accepted.", next_step="Use 1 or more."
-            )
-        seed = secrets.randbits(63) if request.seed is None else request.seed
-        sampling = Sampling(request.temperature, request.top_p, request.top_k, request.min_p, seed)
+        sampling = sampling_of(request)
         ids, thinking = self.prompt_ids(request)
         ids, dropped = fitted(
             ids, self._backend.capacity, truncate=request.truncate, max_tokens=request.max_tokens

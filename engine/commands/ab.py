@@ -139,6 +139,10 @@ def parse_changes(texts: Sequence[str], option: str) -> dict[str, str]:
         name, equals, value = part.partition("=")
         if not equals:
             raise UsageError(f"{option} {part!r} is not KEY=value.", next_step="Write QWEN38_X=V.")
+        if name.strip() in changes:
+            raise UsageError(
+                f"{option} names {name.strip()} twice.", next_step="Give each switch one value."
+            )
         changes[name.strip()] = value.strip()
     return changes
 

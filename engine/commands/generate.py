@@ -35,9 +35,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     """Open the model, answer, print."""
-    from engine.engine import Engine
+    from engine.engine import Engine, sampling_of
 
     request = _request(arguments)
+    sampling_of(request)  # a slip of the pen need not wait for the model
     with Engine.open(
         arguments.model or demo_model(),
         profile=arguments.profile,

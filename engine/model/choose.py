@@ -24,7 +24,7 @@ from engine.model.choose_cuda import open_gpu
 from engine.model.native import NativeBackend
 from engine.model.native_weights import unsupported_shape
 from engine.model.reference import ReferenceBackend, unpacked_bytes
-from engine.model.threads import choose_threads, physical_cores
+from engine.model.threads import available_cores, choose_threads, physical_cores
 from engine.spec.choose_drafter import OFF, speculation_words
 from kernels.build import NativeBuildError, NativeLibrary, load_library
 from kernels.tape import Pool
@@ -208,7 +208,14 @@ def _native(
         count = threads or choose_threads(backend, library)
         torch.set_num_threads(count)  # of the steps that a switch hands to PyTorch
         backend.record_rounds(knobs.number("MTP_DEPTH"), 1 + knobs.number("MTP_TREE"))
-        roof = roof_of_rounds(backend.pool, backend.round_bytes(1, 0))
+        cores = available_cores()
+        roof = None
+        if count <= cores:
+            roof = roof_of_rounds(backend.pool, backend.round_bytes(1, 0))
+        else:
+            notices += (
+                f"{count} threads share {_cores(cores)}: rounds wait, and no read rate was measured.",
+            )
         undo.pop_all()
     return OpenedBackend(backend, ISA_NAMES[library.isa], notices, roof, count)
 
@@ -248,6 +255,10 @@ def _reference(
     )
     kind = "float32" if dtype == torch.float32 else "bfloat16"
     return OpenedBackend(backend, f"PyTorch {kind}", notices + attach(backend), None, threads)
+
+
+def _cores(count: int) -> str:
+    return "1 core" if count == 1 else f"{count} cores"
 
 
 def _threads(count: int) -> str:

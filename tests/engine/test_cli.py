@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from engine.api import LoadProgress
 from engine.cli import FAILED, GATE, OK, USAGE, main
 from engine.commands.doctor import _native
 from engine.commands.generate import _show_progress
+from engine.measure.machine import available_cores
 
 GENERATE_KEYS = {
     "text", "token_ids", "prompt_tokens", "finish_reason", "rounds", "drafted_tokens", "accepted_tokens",
@@ -271,3 +273,41 @@ def test_progress_shows_a_share_only_of_stages_that_count_bytes(
     _show_progress(LoadProgress("reading weights", 4, 4))
     shown = capsys.readouterr().err
     assert shown == "packing layer 1 of 8\nreading weights:  25 %\rreading weights: 100 %\n"
+
+
+def test_an_output_without_room_is_named(model: str) -> None:
+    command = [sys.executable, "-m", "engine", "generate", "--model", model, "--prompt", "hi"]
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run(
+            [*command, "--max-tokens", "2"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == FAILED
+    assert "The output could not be written: No space left on device." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_sampling_value_out_of_range_is_told_before_a_model_is_opened(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ["generate", "--model", "/no such folder", "--prompt", "hi"]
+    assert main([*asked, "--temperature", "-1"]) == USAGE
+    assert "temperature -1.0 is not accepted" in capsys.readouterr().err
+    assert main([*asked, "--max-tokens", "0"]) == USAGE
+    assert "max_tokens 0 is not accepted" in capsys.readouterr().err
+
+
+def test_more_threads_than_cores_are_told_and_not_measured(
+    capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    many = str(available_cores() + 1)
+    asked = ["generate", "--model", model, "--prompt", "hi", "--max-tokens", "2"]
+    assert main([*asked, "--threads", many, "--json"]) == OK
+    out, err = capsys.readouterr()
+    assert f"{many} threads share" in err
+    assert json.loads(out)["roof_gbps"] is None
+
+
+def test_a_switch_named_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    twice = "QWEN38_MTP_DEPTH=1,QWEN38_MTP_DEPTH=2"
+    assert main(["ab", "--candidate", twice]) == USAGE
+    assert "--candidate names QWEN38_MTP_DEPTH twice." in capsys.readouterr().err
