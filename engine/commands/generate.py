@@ -75,7 +75,7 @@ def figures(generation: Generation) -> str:
     if generation.acceptance_pct is not None:
         parts.append(f"acceptance {generation.acceptance_pct:.0f} %")
     if generation.round_ms_median is not None:
-        parts.append(f"{generation.round_ms_median:.2f} ms/round")
+        parts.append(f"{generation.round_ms_median:.2f} ms/round (median)")
     parts.append(f"first token after {generation.ttft_ms:.0f} ms")
     if generation.read_gbps is not None:
         roof = f" of {generation.roof_gbps:.1f}" if generation.roof_gbps else ""

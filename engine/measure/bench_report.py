@@ -36,22 +36,34 @@ class BenchRequest:
 
     def check(self) -> None:
         """UsageError for values that measure nothing."""
-        _require(self.suites and set(self.suites) <= set(SUITES), "suite", ", ".join(SUITES))
+        _require(
+            self.suites and set(self.suites) <= set(SUITES),
+            "suite",
+            self.suites,
+            f"{', '.join(SUITES)}, or policies or plan alone",
+        )
         _require(
             self.rows and all(1 <= rows <= _MOST_ROWS for rows in self.rows),
             "rows",
+            self.rows,
             f"numbers from 1 to {_MOST_ROWS}",
         )
         limit = self.shape.config.context_tokens
         _require(
             self.prefill_tokens and all(1 <= n <= limit for n in self.prefill_tokens),
             "prefill tokens",
+            self.prefill_tokens,
             f"numbers from 1 to {limit}",
         )
-        _require(1 <= self.threads <= 256, "threads", "a number from 1 to 256")
+        _require(1 <= self.threads <= 256, "threads", self.threads, "a number from 1 to 256")
         longest = limit - CONTEXT_SPAN
-        _require(1 <= self.context_tokens <= longest, "context", f"1 to {longest} tokens")
-        _require(self.turns >= 1, "turns", "1 or more")
+        _require(
+            1 <= self.context_tokens <= longest,
+            "context",
+            self.context_tokens,
+            f"1 to {longest} tokens",
+        )
+        _require(self.turns >= 1, "turns", self.turns, "1 or more")
 
     @property
     def cases(self) -> tuple[tuple[str, int], ...]:
@@ -119,6 +131,9 @@ class BenchReport:
         return values
 
 
-def _require(holds: object, name: str, accepted: str) -> None:
+def _require(holds: object, name: str, value: object, accepted: str) -> None:
     if not holds:
-        raise UsageError(f"The value of {name} cannot be measured.", next_step=f"Use {accepted}.")
+        given = ", ".join(map(str, value)) if isinstance(value, tuple) else value
+        raise UsageError(
+            f"{name.capitalize()} {given} cannot be measured.", next_step=f"Use {accepted}."
+        )
