@@ -43,10 +43,10 @@ def test_a_change_before_a_load_is_kept_for_it(handle: ThreadedEngine, model: Pa
     assert value(handle, DEPTH) == ("1", "caller")
     handle.load(str(model))
     loaded = listener.wait(Loaded)
-    assert loaded.card.speculation == "MTP, depth 1"
+    assert loaded.card.speculation == "lookup first, then MTP, depth 1"
     assert value(handle, DEPTH) == ("1", "caller")
     handle.load(str(model), knobs={DEPTH: "2"})
-    assert listener.wait(Loaded).card.speculation == "MTP, depth 2"
+    assert listener.wait(Loaded).card.speculation == "lookup first, then MTP, depth 2"
     assert value(handle, DEPTH) == ("2", "caller")
 
 
@@ -86,7 +86,8 @@ def test_a_change_during_an_answer_holds_from_the_next_round(
 
 def test_a_set_of_switches_is_saved_as_a_profile(handle: ThreadedEngine, tmp_path: Path) -> None:
     handle.save_profile(str(tmp_path / "mine.env"))
-    assert read_profile(tmp_path / "mine.env") == {"QWEN38_CPU_ISA": "reference"}
+    served = {"QWEN38_LOOKUP": "1"}  # what differs from the defaults
+    assert read_profile(tmp_path / "mine.env") == {**served, "QWEN38_CPU_ISA": "reference"}
 
 
 def test_a_load_says_which_set_switches_change_nothing(handle: ThreadedEngine, model: Path) -> None:
@@ -138,7 +139,7 @@ def test_the_card_follows_the_switches(handle: ThreadedEngine, model: Path) -> N
     loaded = listener.wait(Loaded).card
     assert loaded.notices
     for depth, said in (("0", "off: QWEN38_MTP_DEPTH is 0"), ("2", "MTP, depth 2")):
-        handle.set_knobs({DEPTH: depth})
+        handle.set_knobs({DEPTH: depth, "QWEN38_LOOKUP": "0"})
         listener.wait(KnobsChanged)
         card = handle.snapshot().model
         assert card is not None
