@@ -71,7 +71,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _unwritten(error: Exception) -> RondoError | None:
     """What to say where the output has no room; None for any other error."""
-    if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
+    # A file has a name; what the standard output raises has none.
+    if not isinstance(error, OSError) or error.filename or error.errno not in _NO_ROOM:
         return None
     # The interpreter must not try again to flush what is left.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import signal
@@ -16,7 +17,7 @@ import torch
 from checkpoints import make_checkpoint
 
 from engine.api import LoadProgress
-from engine.cli import FAILED, GATE, OK, USAGE, main
+from engine.cli import FAILED, GATE, OK, USAGE, _unwritten, main
 from engine.commands.doctor import _native
 from engine.commands.generate import _show_progress
 from engine.measure.machine import available_cores
@@ -311,3 +312,8 @@ def test_a_switch_named_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> 
     twice = "QWEN38_MTP_DEPTH=1,QWEN38_MTP_DEPTH=2"
     assert main(["ab", "--candidate", twice]) == USAGE
     assert "--candidate names QWEN38_MTP_DEPTH twice." in capsys.readouterr().err
+
+
+def test_a_file_without_room_is_not_taken_for_the_output() -> None:
+    full = OSError(errno.ENOSPC, "No space left on device", "some file")
+    assert _unwritten(full) is None
