@@ -146,7 +146,7 @@ def _notes(report: CompareReport) -> list[str]:
     notes.append(f"Switches of B: {text.switches(report.candidate_knobs)}")
     if report.noise_source:
         notes.append(f"Noise floor: {report.noise_source}")
-    if report.estimator:
+    if report.estimator and report.pairs:
         notes.append(f"Figures of a pair: {report.estimator}")
     if report.reloaded:
         notes.append("The model was loaded anew for every block, because a switch needs it.")

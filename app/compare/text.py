@@ -144,21 +144,21 @@ def request_line(report: CompareReport) -> str:
 def as_text(report: CompareReport) -> str:
     """The whole report as plain text."""
     lines = [headline(report), report.reason, "", request_line(report), evidence(report)]
+    figures = figure_rows(report)
+    if figures or not report.tokens_identical:
+        lines.append(tokens_line(report).replace("  ", " "))
     lines += [
-        tokens_line(report).replace("  ", " "),
         f"metric: {METRIC_WORDS.get(report.metric, report.metric)}",
-    ]
-    lines += [
         f"model: {report.model_name}, {report.weight_format}, {report.threads} threads; "
         f"workload {report.request.workload}, {report.request.tokens} tokens; "
         f"{report.seconds:.0f} s",
         f"noise floor: {report.noise_source}" if report.noise_source else "",
-        f"figures of a pair: {report.estimator}" if report.estimator else "",
+        f"figures of a pair: {report.estimator}" if report.estimator and report.pairs else "",
         f"switches of A: {switches(report.base_knobs)}",
         f"switches of B: {switches(report.candidate_knobs)}",
-        "",
     ]
-    lines += _table(("figure", "A", "B", "B against A"), figure_rows(report))
+    if figures:
+        lines += ["", *_table(("figure", "A", "B", "B against A"), figures)]
     if report.workloads:
         lines += ["", *_table(WORKLOAD_HEAD, workload_rows(report))]
     if report.kernels:
@@ -169,6 +169,8 @@ def as_text(report: CompareReport) -> str:
     lines += ["", *(f"note: {note}" for note in report.notes)]
     if report.run_id:
         lines.append(f"stored as run {report.run_id}")
+    if report.not_stored:
+        lines.append(f"not stored: {report.not_stored}")
     return "\n".join(line for line in lines if line is not None).rstrip() + "\n"
 
 

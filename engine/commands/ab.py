@@ -237,8 +237,8 @@ def _say_where(report: CompareReport) -> None:
 def _print(report: CompareReport) -> None:
     print(f"{report.verdict}: {report.reason}")
     unit = report.metric.replace("_", " ")
-    print(f"{'':16} {'base':>12} {'candidate':>12}")
     if report.base and report.candidate:
+        print(f"{'':16} {'base':>12} {'candidate':>12}")
         for name in ("ms_per_round", "tokens_per_round", "ms_per_token", "decode_tps"):
             base, candidate = getattr(report.base, name), getattr(report.candidate, name)
             print(f"{name.replace('_', ' '):16} {_figure(base):>12} {_figure(candidate):>12}")
@@ -248,7 +248,8 @@ def _print(report: CompareReport) -> None:
             for side in ("base_ms", "candidate_ms")
         )
         print(f"{'compared':16} {base:>12} {candidate:>12}  {unit}: {report.estimator}")
-    print(f"primary figure: {unit}; signs {report.signs or '-'}; {report.noise_source}")
+    if report.pairs:
+        print(f"primary figure: {unit}; signs {report.signs or '-'}; {report.noise_source}")
     for row in report.workloads:
         print(
             f"  {row.workload:14} {100 * (row.ratio_median - 1):+8.2f} %  p {row.p_signflip:.2g}  "

@@ -68,7 +68,10 @@ class CompareStopped(RondoError):
     title = "The comparison stopped"
 
     def __init__(self, error: BaseException, partial: CompareReport) -> None:
-        kept = f"{partial.n_pairs} complete pairs are kept."
+        kept = {
+            0: "No pair was complete, so none is kept.",
+            1: "1 complete pair is kept.",
+        }.get(partial.n_pairs, f"{partial.n_pairs} complete pairs are kept.")
         step = "Copy the report and try again."
         error = memory_short(error, "the comparison") or error
         if isinstance(error, RondoError):

@@ -149,7 +149,7 @@ def judge(evidence: Evidence, figures: Figures) -> tuple[str, str]:
         return "invalid", fault
     stopped = evidence.stopped
     if not figures.n:
-        return "cancelled", f"{stopped or 'It ended'} before a pair was complete."
+        return "cancelled", _nothing_to_judge(evidence)
     ended = f" {stopped} after {figures.n} of {evidence.request.pairs} pairs." if stopped else ""
     if figures.n < FEWEST_PAIRS:
         return (
@@ -304,6 +304,20 @@ def _notes(evidence: Evidence, pairs: tuple[ComparePair, ...]) -> tuple[str, ...
         which = ", ".join(f"{pair.index} ({pair.outlier})" for pair in marked)
         notes.append(f"Outliers, marked and kept: pair {which}.")
     return tuple(notes)
+
+
+def _nothing_to_judge(evidence: Evidence) -> str:
+    """What is left of a run without a pair, and how to get an answer."""
+    kept = "nothing is kept"
+    if evidence.noise:
+        kept = (
+            f"only the noise floor is kept, for an hour ({evidence.noise.source}): the same run then begins "
+            "with its pairs"
+        )
+    return (
+        f"{evidence.stopped or 'It ended'} before a pair was complete, so there are no figures; {kept}. "
+        f"Start it again and let {FEWEST_PAIRS} pairs or more end; shorter answers make a pair shorter."
+    )
 
 
 def _names(evidence: Evidence) -> str:

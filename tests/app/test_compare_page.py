@@ -231,6 +231,8 @@ def test_a_run_without_a_pair_has_notes_alone(comparing) -> None:
     page = run(comparing())
     view = page.view
     assert [view.tabs.isTabVisible(n) for n in range(4)] == [True] * 4
+    view.copy_text()
+    assert "B against A" in QGuiApplication.clipboard().text()
     bare = replace(
         view.report,
         pairs=(),
@@ -243,6 +245,13 @@ def test_a_run_without_a_pair_has_notes_alone(comparing) -> None:
     view.show_report(bare)
     assert [view.tabs.isTabVisible(n) for n in range(4)] == [False, False, False, True]
     assert view.tabs.currentIndex() == 3
+    view.show_report(replace(bare, verdict="cancelled", n_pairs=0, not_stored="No pair."))
+    view.copy_text()
+    copied = QGuiApplication.clipboard().text()
+    for words in ("B against A", "the same tokens", "figures of a pair"):
+        assert words not in copied
+    assert "Figures of a pair" not in view._notes.text()
+    assert copied.endswith("not stored: No pair.\n")
 
 
 def test_stop_keeps_the_pairs_so_far(comparing) -> None:

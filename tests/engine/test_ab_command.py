@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from checkpoints import make_checkpoint
 
-from engine.api import CompareRequest
+from engine.api import CompareProgress, CompareRequest
 from engine.cli import FAILED, GATE, OK, USAGE, main
 from engine.commands import ab
 from engine.errors import UsageError
@@ -160,12 +160,42 @@ def test_a_cancel_before_a_pair_fails_and_stores_nothing(
     monkeypatch.setattr(ab._Stages, "show", show)
     code, values = run_json(capsys, "ab", *short, "--candidate", FLIP, "--pairs", "6")
     assert (code, values["verdict"]) == (FAILED, "cancelled")
-    assert values["reason"] == "Cancelled before a pair was complete."
+    assert values["reason"].startswith(
+        "Cancelled before a pair was complete, so there are no figures; nothing is kept. Start it again"
+    )
     assert (values["run_id"], values["not_stored"]) == (
         "",
         "No pair was complete, so there is no run to store.",
     )
     assert RunStore().list() == ()
+
+
+def test_a_run_without_a_pair_prints_its_reason_and_no_table(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = CompareRequest(candidate={"QWEN38_VERIFY_GRAPH": "0"}, tokens=32, repeats=1)
+    cancel = threading.Event()
+
+    def stop_at_the_first_pair(progress: CompareProgress) -> None:
+        if progress.stage.startswith("pair 1"):
+            cancel.set()
+
+    report = run_ab(
+        request,
+        ScriptedSides(request, CompareScript()),
+        workloads_of(request),
+        noise_store=NoiseStore(tmp_path),
+        machine={},
+        on_progress=stop_at_the_first_pair,
+        cancel=cancel,
+    )
+    monkeypatch.setattr("engine.measure.ab_session.compare_on", lambda *_, **__: report)
+    engine = SimpleNamespace(card=None, close=lambda: None)
+    assert ab.measure([engine], request, {}, cancel, as_json=False) == FAILED
+    printed = capsys.readouterr()
+    assert printed.out == f"cancelled: {report.reason}\n"
+    assert "only the noise floor is kept, for an hour (A against A, 10 pairs" in report.reason
+    assert printed.err.strip() == "No pair was complete, so there is no run to store."
 
 
 @pytest.mark.parametrize(

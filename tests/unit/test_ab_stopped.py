@@ -34,8 +34,18 @@ def test_a_cancel_inside_a_repeat_keeps_the_pairs_before_it(store: NoiseStore) -
 @pytest.mark.parametrize(
     ("runs", "verdict", "words", "pairs"),
     [
-        (3, "cancelled", "before a pair was complete", 0),
-        (WARM + 3, "cancelled", "before a pair was complete", 0),
+        (
+            3,
+            "cancelled",
+            "before a pair was complete, so there are no figures; nothing is kept.",
+            0,
+        ),
+        (
+            WARM + 3,
+            "cancelled",
+            "only the noise floor is kept, for an hour (A against A, 10 pairs",
+            0,
+        ),
         (WARM + 4 * 8 + 3, "not resolved", "Cancelled after 4 pairs", 4),
         (WARM + 7 * 8 + 5, "better", "after 7 of 10 pairs", 7),
     ],
@@ -53,15 +63,26 @@ def test_a_cancel_keeps_the_complete_pairs(
     assert sides.restored == 1
 
 
-def test_an_error_keeps_the_complete_pairs_and_restores(store: NoiseStore) -> None:
+@pytest.mark.parametrize(
+    ("pairs", "kept"),
+    [
+        (0, "No pair was complete, so none is kept."),
+        (1, "1 complete pair is kept."),
+        (3, "3 complete pairs are kept."),
+    ],
+)
+def test_an_error_keeps_the_complete_pairs_and_restores(
+    store: NoiseStore, pairs: int, kept: str
+) -> None:
     error = NumericsError("Layer 5 gave a NaN.", kept="The model stays.", next_step="Look at it.")
     request = CompareRequest(candidate=FLIP, tokens=64, repeats=1)
-    sides = ScriptedSides(request, CompareScript(fail_after_runs=WARM + 3 * 8 + 2, error=error))
+    script = CompareScript(fail_after_runs=WARM + pairs * 8 + 2, error=error)
+    sides = ScriptedSides(request, script)
     with pytest.raises(CompareStopped) as caught:
         compare(store, sides=sides)
-    assert caught.value.partial.n_pairs == 3
+    assert caught.value.partial.n_pairs == pairs
     assert caught.value.cause == "Layer 5 gave a NaN."
-    assert caught.value.kept == "3 complete pairs are kept. The model stays."
+    assert caught.value.kept == f"{kept} The model stays."
     assert caught.value.next_step == "Look at it."
     assert sides.restored == 1
 
