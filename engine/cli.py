@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterable
 
 from engine.allocation import memory_short
 from engine.errors import Cancelled, RondoError, UsageError
@@ -117,6 +118,12 @@ def knob_changes(arguments: argparse.Namespace) -> dict[str, str]:
             raise UsageError(f"--knob {text!r} is not KEY=value.", next_step="Write QWEN38_X=V.")
         changes[name.strip()] = value
     return changes
+
+
+def show_notices(notices: Iterable[str]) -> None:
+    """What the operator should know of a model that was opened, on stderr."""
+    for notice in notices:
+        print(f"note: {notice}", file=sys.stderr)
 
 
 def _interrupt(cancel: threading.Event) -> None:

@@ -56,6 +56,13 @@ def sampling_of(request: GenerateRequest) -> Sampling:
     return Sampling(request.temperature, request.top_p, request.top_k, request.min_p, seed)
 
 
+def _cut_context(asked: int | None, held: int) -> tuple[str, ...]:
+    """The notice of a context that was asked for and is longer than the model's own."""
+    if asked is None or asked <= held:
+        return ()
+    return (f"The context holds {held:,} tokens, the model's limit; {asked:,} were asked for.",)
+
+
 class Engine(EngineCompares):
     """One model and one live sequence; not safe to call from two threads at once.
 
@@ -161,7 +168,8 @@ class Engine(EngineCompares):
             engine.close()
             raise
         idle = idle_notices(knobs, backend=card.backend, offers=engine.offers)
-        engine.card = replace(card, notices=(*card.notices, *idle))
+        cut = _cut_context(context_tokens, card.context_tokens)
+        engine.card = replace(card, notices=(*card.notices, *cut, *idle))
         engine._describe = lambda now: opened.card(checkpoint, knobs=now, load_s=card.load_s)
         return engine
 

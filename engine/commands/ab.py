@@ -19,7 +19,7 @@ from engine.api_compare import (
     CompareReport,
     CompareRequest,
 )
-from engine.cli import FAILED, GATE, OK, add_model_options, knob_changes, print_json
+from engine.cli import FAILED, GATE, OK, add_model_options, knob_changes, print_json, show_notices
 from engine.errors import UsageError
 from engine.paths import demo_model
 
@@ -88,7 +88,10 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
         context_tokens=arguments.context,
         cancel=cancel,
     )
-    return measure([engine], request, files, cancel, as_json=arguments.json)
+    show_notices(engine.card.notices)
+    holder = [engine]
+    del engine  # a reload frees it
+    return measure(holder, request, files, cancel, as_json=arguments.json)
 
 
 def measure(

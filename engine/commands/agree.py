@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.cli import GATE, OK, add_model_options, knob_changes, print_json
+from engine.cli import GATE, OK, add_model_options, knob_changes, print_json, show_notices
 from engine.errors import UsageError
 from engine.paths import demo_model, prompts_file
 
@@ -51,6 +51,7 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
         context_tokens=arguments.context,
         cancel=cancel,
     ) as engine:
+        show_notices(engine.card.notices)
         report = agree(
             engine,
             prompts[: arguments.limit],
@@ -67,6 +68,11 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
             f"{report.identical} of {report.prompts} answers identical over {report.tokens:,} tokens, "
             f"{report.near_ties} near ties, {report.tokens_per_round:.2f} tokens a round"
         )
+        if report.ended_by_context:
+            print(
+                f"{report.ended_by_context} of {report.prompts} answers ended before {arguments.tokens:,} "
+                "tokens, because the context was full"
+            )
         for row in report.configurations:
             print(f"  {row.name:12} {row.skipped or _figures(row)}")
         for item in report.differences:

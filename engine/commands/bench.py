@@ -115,6 +115,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     """Measure, print, then write the files that were asked for."""
+    if arguments.seed < 0:
+        raise UsageError(f"--seed {arguments.seed} is negative.", next_step="Use 0 or more.")
     if arguments.suite == "plan":
         from engine.commands.bench_plan import run_plan_suite
 

@@ -33,9 +33,12 @@ def run_plan_suite(arguments: argparse.Namespace, cancel: threading.Event) -> in
         rows = numbers(arguments.rows, "--rows")
     if not all(1 <= count <= _MOST_ROWS for count in rows):
         raise UsageError(f"A plan is for 1 to {_MOST_ROWS} rows.", next_step="Write --rows 1,8,16.")
-    if arguments.context < 0:
-        raise UsageError("--context must not be negative.")
     shape = named_shape(arguments.shape, vocab=arguments.vocab)
+    if not 1 <= arguments.context <= shape.config.context_tokens:
+        raise UsageError(
+            f"A context of {arguments.context:,} tokens cannot be planned.",
+            next_step=f"Use --context 1 to {shape.config.context_tokens}.",
+        )
     plan = make_plan(shape, rows, arguments.context)
     native: NativeFigures | None = None
     reason = "left out by --no-native"
@@ -67,7 +70,7 @@ def _native(
         return measure_native(
             measured_shape(shape, arguments.vocab),
             tuple(dict.fromkeys(rows)),
-            max(1, arguments.context),
+            arguments.context,
             backend_factory(knobs),
             threads=threads,
             turns=arguments.turns,

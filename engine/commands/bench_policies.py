@@ -86,6 +86,7 @@ def _model(arguments: argparse.Namespace, knobs: KnobSet, cancel: threading.Even
         for workload, text in read_policy_prompts():
             rendered = checkpoint.template.render((Message("user", text),), thinking=False)
             prompts.append(Prompt(workload, tuple(rendered.token_ids)))
+        _require_room(opened.backend, prompts, arguments.tokens)
         return run_policies(
             opened.backend,
             _policies(opened.backend, knobs),
@@ -98,6 +99,17 @@ def _model(arguments: argparse.Namespace, knobs: KnobSet, cancel: threading.Even
         )
     finally:
         opened.backend.close()
+
+
+def _require_room(backend: Backend, prompts: list[Prompt], tokens: int) -> None:
+    """UsageError where an answer would end at the context and not at `tokens`."""
+    room = backend.capacity - max(len(prompt.token_ids) for prompt in prompts)
+    if tokens > room:
+        raise UsageError(
+            f"Answers of {tokens:,} tokens do not fit behind these prompts.",
+            kept="Nothing was measured.",
+            next_step=f"Use --tokens {room:,} or fewer.",
+        )
 
 
 def _policies(backend: Backend, knobs: KnobSet) -> dict[str, Drafter | None]:
@@ -145,6 +157,13 @@ def _forced(arguments: argparse.Namespace, knobs: KnobSet, cancel: threading.Eve
 
     shape = named_shape(arguments.shape, vocab=arguments.vocab)
     request = forced_request(arguments)
+    if request.capacity > shape.config.context_tokens:
+        raise UsageError(
+            f"A context of {request.context_tokens:,} tokens with answers of {request.tokens:,} takes "
+            f"{request.capacity:,} positions; {shape.name} has {shape.config.context_tokens:,}.",
+            kept="Nothing was measured.",
+            next_step="Give --context or --tokens a smaller number.",
+        )
     require_memory(
         stored_bytes(shape.config, arguments.weights),
         f"{shape.name} with {arguments.weights} weights",

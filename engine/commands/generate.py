@@ -9,7 +9,7 @@ import sys
 import threading
 
 from engine.api import GenerateRequest, Generation, LoadProgress, Message
-from engine.cli import OK, add_model_options, knob_changes, print_json
+from engine.cli import OK, add_model_options, knob_changes, print_json, show_notices
 from engine.paths import demo_model
 
 
@@ -51,8 +51,7 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
         on_progress=None if arguments.json else _show_progress,
         cancel=cancel,
     ) as engine:
-        for notice in engine.card.notices:
-            print(f"note: {notice}", file=sys.stderr)
+        show_notices(engine.card.notices)
         show = None if arguments.json else _write
         generation = engine.generate(request, on_text=show, cancel=cancel, remember=True)
         device = engine.card.device
@@ -68,6 +67,8 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
 def figures(generation: Generation) -> str:
     """The figures of an answer in one line; what was not measured is left out."""
     parts = [f"{len(generation.token_ids)} tokens"]
+    if generation.dropped_prompt_tokens:
+        parts.append(f"{generation.dropped_prompt_tokens:,} tokens of the prompt cut")
     if generation.decode_tps is not None:
         parts.append(f"{generation.decode_tps:,.0f} tok/s")
     if generation.tokens_per_round is not None:

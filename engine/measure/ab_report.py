@@ -295,6 +295,7 @@ def _notes(evidence: Evidence, pairs: tuple[ComparePair, ...]) -> tuple[str, ...
             f"Other programs interrupted {100 * interrupted:.0f} % of the rounds. The verdict is on the rest; "
             "the mean figures of the two sides are of all."
         )
+    notes += _short_answers(evidence)
     if evidence.request.forced:
         notes.append("Both sides followed one given text: the times are those of its rounds.")
     if not evidence.setting.switches:
@@ -304,6 +305,20 @@ def _notes(evidence: Evidence, pairs: tuple[ComparePair, ...]) -> tuple[str, ...
         which = ", ".join(f"{pair.index} ({pair.outlier})" for pair in marked)
         notes.append(f"Outliers, marked and kept: pair {which}.")
     return tuple(notes)
+
+
+def _short_answers(evidence: Evidence) -> list[str]:
+    """A note on every workload whose answers have fewer tokens than were asked for."""
+    asked, notes = evidence.request.tokens, []
+    for name in evidence.workloads():
+        blocks = [each.block for each in (*evidence.others, *evidence.measured)]
+        short = [b for b in blocks if b.workload == name and b.tokens < asked]
+        if short:
+            full = any(block.finish_reason == "context" for block in short)
+            why = "the context was full" if full else "the text they follow ends there"
+            tokens = max(block.tokens for block in short)
+            notes.append(f"Answers ({name}) have {tokens} tokens, not {asked}: {why}.")
+    return notes
 
 
 def _nothing_to_judge(evidence: Evidence) -> str:

@@ -59,6 +59,7 @@ class AgreementReport:
     tokens_per_round: float  # of the first configuration that ran
     exact_backend: bool
     configurations: tuple[ConfigurationRow, ...]
+    ended_by_context: int = 0  # plain answers that the context cut short
 
     @property
     def divergences(self) -> int:
@@ -113,6 +114,7 @@ def agree(
         tokens_per_round=first.tokens_per_round,
         exact_backend=run.exact,
         configurations=tuple(rows),
+        ended_by_context=run.ended_by_context,
     )
 
 
@@ -145,6 +147,7 @@ class _Run:
             for prompt in prompts
         ]
         self._plain = [self._answer(replace(each, speculate=False)) for each in self._requests]
+        self.ended_by_context = sum(each.finish_reason == "context" for each in self._plain)
 
     def compare(self, configuration: Configuration) -> tuple[ConfigurationRow, list[Difference]]:
         """Every prompt in one configuration; the switches stand as before afterwards."""

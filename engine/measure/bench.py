@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from engine.errors import Cancelled
 from engine.load.synthetic import synthetic_weights
 from engine.load.weights import ModelWeights
-from engine.measure.bench_report import BenchReport, BenchRequest, BenchRow
+from engine.measure.bench_report import MOST_TURNS, BenchReport, BenchRequest, BenchRow
 from engine.measure.contenders import Contender, OwnContender, open_peer
 from engine.measure.peers.catalogue import peer_choices
 from engine.measure.peers.process import PeerError
@@ -26,7 +26,6 @@ from engine.model.backend import Backend
 from engine.model.config import FULL, ModelConfig
 
 _PAUSE_S = 0.02  # lets the threads of the last contender fall asleep
-_MOST_TURNS = 50
 _PEAK_TRIES = 3
 
 
@@ -136,7 +135,7 @@ class _Run:
     def measure(self) -> None:
         """Repeat until every case has its turns and the time budget is used."""
         start = time.monotonic()
-        while self.repetitions < _MOST_TURNS:
+        while self.repetitions < MOST_TURNS:
             self.repetitions += 1
             self._tell(f"repetition {self.repetitions}")
             if self._probes is not None:

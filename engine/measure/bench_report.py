@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ from engine.measure.rounds import CONTEXT_SPAN, SUITES
 from engine.measure.shapes import Shape
 
 _MOST_ROWS = 32
+MOST_TURNS = 50  # a budget gives no more either
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,16 @@ class BenchRequest:
             self.context_tokens,
             f"1 to {longest} tokens",
         )
-        _require(self.turns >= 1, "turns", self.turns, "1 or more")
+        _require(
+            1 <= self.turns <= MOST_TURNS, "turns", self.turns, f"a number from 1 to {MOST_TURNS}"
+        )
+        _require(0 <= self.budget_s < math.inf, "budget", self.budget_s, "0 seconds or more")
+        _require(
+            0 < self.case_limit_s < math.inf,
+            "case limit",
+            self.case_limit_s,
+            "seconds above 0",
+        )
 
     @property
     def cases(self) -> tuple[tuple[str, int], ...]:

@@ -103,6 +103,10 @@ def measure_prices(
             f"No context class fits the {backend.capacity} positions of this model.",
             next_step="Name smaller ones with --contexts.",
         )
+    if left_out := [f"{tokens:,}" for tokens in request.contexts if tokens not in contexts]:
+        on_progress(
+            f"context classes left out: {', '.join(left_out)}; {backend.capacity:,} positions have no room"
+        )
     cases = [(CHAIN, rows) for rows in request.rows]
     cases += [(TREE, rows) for rows in request.rows if rows >= _LEAST_TREE]
     cases.sort(key=lambda case: case[1])

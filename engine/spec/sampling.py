@@ -15,6 +15,7 @@ import numpy as np
 from engine.errors import NumericsError, UsageError
 
 _MASK = (1 << 64) - 1
+_LEAST_SEED = -(1 << 63)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Sampling:
             ("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0, at most 1"),
             ("top_k", self.top_k, self.top_k >= 0, "0 (no limit) or more"),
             ("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "from 0 to 1"),
+            ("seed", self.seed, _LEAST_SEED <= self.seed <= _MASK, "of at most 64 bits"),
         )
         for name, value, holds, accepted in checks:
             if not holds:
