@@ -94,19 +94,49 @@ def print_json(values: dict[str, object]) -> None:
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """The options of every command that opens a model."""
     parser.add_argument("--model", metavar="DIR", help="model folder (default: the demo model)")
+    add_switch_options(parser)
     parser.add_argument(
-        "--profile", default="serve", help="serve, balanced, fp8, or a KEY=value file"
+        "--threads",
+        type=int,
+        metavar="N",
+        help="worker threads (default: the number that is fastest at load)",
+    )
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="where the model computes; auto takes the GPU if it can (default: auto)",
+    )
+    parser.add_argument(
+        "--context",
+        type=int,
+        metavar="N",
+        help="tokens to make room for, prompt and answer together (default: 32768, or the model's limit)",
+    )
+
+
+def add_label_option(parser: argparse.ArgumentParser) -> None:
+    """The option that names a run in the list of stored ones."""
+    parser.add_argument(
+        "--label", default="", metavar="T", help="words shown in the list of runs (default: none)"
+    )
+
+
+def add_switch_options(parser: argparse.ArgumentParser) -> None:
+    """The options that say where the switches' values come from."""
+    parser.add_argument(
+        "--profile",
+        default="serve",
+        metavar="NAME",
+        help="values of the switches: serve, balanced, fp8, or a file of KEY=value lines (default: serve)",
     )
     parser.add_argument(
         "--knob",
         action="append",
         default=[],
         metavar="QWEN38_X=V",
-        help="change one switch; may be repeated",
+        help="give one switch another value; may be repeated (default: as the profile has it)",
     )
-    parser.add_argument("--threads", type=int, metavar="N", help="worker threads")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--context", type=int, metavar="N", help="positions to make room for")
 
 
 def knob_changes(arguments: argparse.Namespace) -> dict[str, str]:
@@ -140,7 +170,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, help_text in COMMANDS.items():
         command = commands.add_parser(name, help=help_text, description=help_text)
-        command.add_argument("--json", action="store_true", help="one JSON object on stdout")
+        command.add_argument(
+            "--json", action="store_true", help="print one JSON object in place of text"
+        )
         module = importlib.import_module(f"engine.commands.{name}")
         module.add_options(command)
         command.set_defaults(run=module.run, prog=command.prog)

@@ -14,13 +14,26 @@ from typing import TYPE_CHECKING, Any
 
 from engine.api_compare import (
     DEFAULT_PAIRS,
+    FEWEST_PAIRS,
+    MOST_PAIRS,
+    MOST_REPEATS,
     WORKLOADS,
     CompareProgress,
     CompareReport,
     CompareRequest,
 )
-from engine.cli import FAILED, GATE, OK, add_model_options, knob_changes, print_json, show_notices
+from engine.cli import (
+    FAILED,
+    GATE,
+    OK,
+    add_label_option,
+    add_model_options,
+    knob_changes,
+    print_json,
+    show_notices,
+)
 from engine.errors import UsageError
+from engine.measure.workloads import MOST_TOKENS, check_request
 from engine.paths import demo_model
 
 if TYPE_CHECKING:
@@ -38,38 +51,65 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="QWEN38_X=V[,QWEN38_Y=V]",
-        help="what is on trial; without it the noise of the machine is measured",
+        help="switches of the side on trial (default: those of the base, which measures the noise)",
     )
     parser.add_argument(
-        "--base", action="append", default=[], metavar="QWEN38_X=V[,...]", help="what it is against"
+        "--base",
+        action="append",
+        default=[],
+        metavar="QWEN38_X=V[,...]",
+        help="switches of the side it is compared with (default: as the profile has them)",
     )
     parser.add_argument(
-        "--pairs", type=int, default=DEFAULT_PAIRS, metavar="N", help="6 or more (default: 10)"
+        "--pairs",
+        type=int,
+        default=DEFAULT_PAIRS,
+        metavar="N",
+        help=f"pairs to measure, {FEWEST_PAIRS} to {MOST_PAIRS} (default: {DEFAULT_PAIRS})",
     )
     parser.add_argument(
         "--repeats",
         type=int,
         default=0,
         metavar="N",
-        help="answers of each side to a prompt within a pair (default: by their length)",
+        help=f"answers of a side to a prompt within a pair, 1 to {MOST_REPEATS} (default: 0, by their length)",
     )
-    parser.add_argument("--workload", choices=WORKLOADS, help="default: mix, the four classes")
-    parser.add_argument("--prompt", metavar="T", help="your own prompt instead of a workload")
     parser.add_argument(
-        "--tokens", type=int, default=defaults.tokens, metavar="N", help="an answer"
+        "--workload",
+        choices=WORKLOADS,
+        help="class of the shipped prompts to answer (default: mix, the four of them)",
+    )
+    parser.add_argument(
+        "--prompt", metavar="T", help="a prompt of your own (default: those of the workload)"
+    )
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=defaults.tokens,
+        metavar="N",
+        help=f"tokens of each answer, 8 to {MOST_TOKENS} (default: {defaults.tokens})",
     )
     parser.add_argument(
         "--forced", action="store_true", help="both sides follow the text that the base writes"
     )
-    parser.add_argument("--reference", metavar="FILE", help="both sides follow this text")
     parser.add_argument(
-        "--min-effect", type=float, default=0.0, metavar="PCT", help="call nothing below it"
+        "--reference",
+        metavar="FILE",
+        help="both sides follow this text; needs --prompt (default: each writes its own)",
     )
-    parser.add_argument("--label", default="", metavar="T", help="shown in the list of runs")
+    parser.add_argument(
+        "--min-effect",
+        type=float,
+        default=0.0,
+        metavar="PCT",
+        help="call no difference below so many percent better or worse (default: 0)",
+    )
+    add_label_option(parser)
     parser.add_argument(
         "--csv",
         metavar="FILE",
-        help="also write the raw rows to FILE, and FILE-compare.csv and FILE-kernels.csv beside it",
+        help="also write the raw rows to FILE, and FILE-compare.csv and FILE-kernels.csv beside it "
+        "(default: no file)",
     )
 
 
@@ -161,8 +201,6 @@ def report_values(report: CompareReport) -> dict[str, Any]:
 
 
 def _request(arguments: argparse.Namespace) -> CompareRequest:
-    from engine.measure.workloads import check_request
-
     if arguments.prompt is not None and arguments.workload not in (None, "prompt"):
         raise UsageError("A prompt and a workload are given.", next_step="Leave one of them out.")
     request = CompareRequest(

@@ -21,11 +21,20 @@ if TYPE_CHECKING:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     add_model_options(parser)
-    parser.add_argument("--prompts", metavar="F", help="a text file with one prompt a line")
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N prompts")
-    parser.add_argument("--tokens", type=int, default=128, metavar="N", help="per prompt")
     parser.add_argument(
-        "--configs", default="", metavar="A,B", help="only these configurations (default: all)"
+        "--prompts", metavar="FILE", help="prompts, one a line (default: the shipped ones)"
+    )
+    parser.add_argument(
+        "--limit", type=int, metavar="N", help="only the first N prompts (default: all)"
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=128, metavar="N", help="tokens of each answer (default: 128)"
+    )
+    parser.add_argument(
+        "--configs",
+        default="",
+        metavar="A,B",
+        help="only these ways to draft; a name that is none lists them (default: all)",
     )
 
 

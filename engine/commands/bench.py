@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.cli import OK, knob_changes, print_json
+from engine.cli import OK, add_label_option, add_switch_options, knob_changes, print_json
 from engine.errors import RondoError, UsageError
 from engine.knobs import KnobSet
-from engine.measure.bench_report import BenchReport, BenchRequest
+from engine.measure.bench_report import MOST_TURNS, BenchReport, BenchRequest
 from engine.measure.rounds import SUITES
 from engine.measure.shapes import shape_names
 from engine.paths import profile_path
@@ -38,58 +38,104 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     defaults = BenchRequest.__dataclass_fields__
     parser.add_argument(
-        "--shape", default="demo", metavar="NAME[:LAYERS]", help=", ".join(shape_names())
+        "--shape",
+        default="demo",
+        metavar="NAME[:LAYERS]",
+        help=f"what to measure: {', '.join(shape_names())}; :LAYERS keeps the first so many (default: demo)",
     )
-    parser.add_argument("--vocab", type=int, metavar="N", help="rows of the vocabulary")
+    parser.add_argument(
+        "--vocab",
+        type=int,
+        metavar="N",
+        help="rows of the vocabulary (default: the shape's own, fewer for some of its layers)",
+    )
     parser.add_argument(
         "--suite",
         default=",".join(SUITES),
         metavar="LIST",
-        help=", ".join(SUITES) + "; or alone: policies (drafting policies against the router), "
-        "plan (a GPU round predicted from its bytes, a CPU round measured)",
+        help=f"{', '.join(SUITES)}; or alone: policies (drafting policies against the router), "
+        f"plan (a GPU round predicted from its bytes, a CPU round measured) (default: {','.join(SUITES)})",
     )
-    parser.add_argument("--rows", metavar="LIST", help="verify rows (default: 1,2,4,8,16,32)")
-    parser.add_argument("--prefill", default="256,1024", metavar="LIST", help="prompt tokens")
-    parser.add_argument("--threads", type=int, metavar="N", help="default: every core")
     parser.add_argument(
-        "--peers", default="", metavar="LIST", help="llama.cpp[:TYPE], transformers[:TYPE]"
+        "--rows",
+        metavar="LIST",
+        help="rows of a verify pass, each 1 to 32 (default: 1,2,4,8,16,32; more for prices and plan)",
     )
-    parser.add_argument("--weights", default="nvfp4", metavar="FORMAT", help="nvfp4, fp8, bf16")
     parser.add_argument(
-        "--context", type=int, default=defaults["context_tokens"].default, metavar="N"
+        "--prefill",
+        default="256,1024",
+        metavar="LIST",
+        help="lengths of a prompt in tokens, for the suite prefill (default: 256,1024)",
     )
-    parser.add_argument("--turns", type=int, default=defaults["turns"].default, metavar="N")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="worker threads (default: one for every core)"
+    )
+    parser.add_argument(
+        "--peers",
+        default="",
+        metavar="LIST",
+        help="other engines to measure beside: llama.cpp[:TYPE], transformers[:TYPE] (default: none)",
+    )
+    parser.add_argument(
+        "--weights",
+        default="nvfp4",
+        metavar="FORMAT",
+        help="format of the synthetic weights: nvfp4, fp8, bf16 (default: nvfp4)",
+    )
+    context, turns = defaults["context_tokens"].default, defaults["turns"].default
+    parser.add_argument(
+        "--context",
+        type=int,
+        default=context,
+        metavar="N",
+        help=f"tokens in the sequence when a round is timed (default: {context})",
+    )
+    parser.add_argument(
+        "--turns",
+        type=int,
+        default=turns,
+        metavar="N",
+        help=f"times each case has its turn, 1 to {MOST_TURNS} (default: {turns})",
+    )
+    budget_s, limit_s = defaults["budget_s"].default, defaults["case_limit_s"].default
     parser.add_argument(
         "--budget",
         type=float,
-        default=defaults["budget_s"].default,
+        default=budget_s,
         metavar="S",
-        help="keep repeating for so many seconds",
+        help=f"keep repeating until so many seconds are used (default: {budget_s:g})",
     )
     parser.add_argument(
         "--case-limit",
         type=float,
-        default=defaults["case_limit_s"].default,
+        default=limit_s,
         metavar="S",
-        help="fewer turns for a case that would take longer",
+        help=f"fewer turns for a case that would take more seconds (default: {limit_s:g})",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--no-roof", action="store_true", help="leave the machine's probes out")
     parser.add_argument(
-        "--no-native", action="store_true", help="plan: without what the processor takes, measured"
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="draws the weights and the tokens, 0 or more (default: 0)",
     )
-    parser.add_argument("--profile", default="serve", help="serve, or a KEY=value file")
     parser.add_argument(
-        "--knob",
-        action="append",
-        default=[],
-        metavar="QWEN38_X=V",
-        help="change one switch; may be repeated",
+        "--device", choices=("cpu", "cuda"), default="cpu", help="what computes (default: cpu)"
     )
-    parser.add_argument("--label", default="", metavar="T", help="shown in the list of runs")
     parser.add_argument(
-        "--csv", metavar="FILE", help="also write FILE and, with every sample, FILE.json"
+        "--no-roof", action="store_true", help="leave the probes of the machine's roof out"
+    )
+    parser.add_argument(
+        "--no-native",
+        action="store_true",
+        help="plan: predict only, measure nothing on the processor",
+    )
+    add_switch_options(parser)
+    add_label_option(parser)
+    parser.add_argument(
+        "--csv",
+        metavar="FILE",
+        help="also write FILE and, with every sample, FILE.json (default: no file)",
     )
     parser.add_argument(
         "--write-tables",
@@ -97,19 +143,33 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="measure verify prices, chain and tree, and keep them for the router (--suite verify)",
     )
     parser.add_argument(
-        "--model", metavar="DIR", help="prices, or policies, of this model and not of a shape"
+        "--model",
+        metavar="DIR",
+        help="prices, or policies, of this model (default: --shape; policies: the demo model)",
     )
     parser.add_argument(
-        "--contexts", default="1024,4096", metavar="LIST", help="context classes of the prices"
+        "--contexts",
+        default="1024,4096",
+        metavar="LIST",
+        help="prices: lengths of the sequence, powers of two from 1024 (default: 1024,4096)",
     )
-    parser.add_argument("--out", metavar="FILE", help="write the prices to FILE instead")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="prices: where they are written (default: where the router looks for them)",
+    )
     parser.add_argument(
         "--accept",
         metavar="LIST",
-        help="policies on --shape: each drafted token is right with this probability, as in 0.5,0.8",
+        help="policies on --shape: each drafted token is right with this probability, as in 0.5,0.8 "
+        "(default: the policies answer prompts on a model)",
     )
     parser.add_argument(
-        "--tokens", type=int, default=96, metavar="N", help="policies: most tokens of an answer"
+        "--tokens",
+        type=int,
+        default=96,
+        metavar="N",
+        help="policies: most tokens of an answer (default: 96)",
     )
 
 

@@ -17,11 +17,30 @@ from kernels.checks import CheckResult
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument(
-        "--isa", action="append", metavar="NAME", help="one level; default: all this machine has"
+        "--isa",
+        action="append",
+        metavar="NAME",
+        help="check this instruction set; may be repeated (default: all this machine has)",
     )
-    parser.add_argument("--only", action="append", metavar="OPERATION", help="may be repeated")
-    parser.add_argument("--seed", type=int, default=0, metavar="S")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--only",
+        action="append",
+        metavar="OPERATION",
+        help="check this operation; may be repeated (default: all)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="S",
+        help="whole number that draws the inputs (default: 0)",
+    )
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="whose kernels are checked (default: cpu)",
+    )
 
 
 def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:

@@ -15,11 +15,17 @@ from engine.errors import Cancelled, UsageError
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("action", choices=("build",), help="make a corpus")
-    parser.add_argument("--model", metavar="DIR", help="whose tokenizer (default: the demo model)")
     parser.add_argument(
-        "--text", required=True, nargs="+", metavar="F", help="UTF-8 files, each a document"
+        "--model",
+        metavar="DIR",
+        help="model folder whose tokenizer is used (default: the demo model)",
     )
-    parser.add_argument("--out", required=True, metavar="DIR", help="a new folder")
+    parser.add_argument(
+        "--text", required=True, nargs="+", metavar="FILE", help="UTF-8 files, each a document"
+    )
+    parser.add_argument(
+        "--out", required=True, metavar="DIR", help="folder to write, new or empty"
+    )
 
 
 def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:

@@ -17,19 +17,72 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     add_model_options(parser)
     parser.add_argument("--prompt", required=True, metavar="T", help="the question; - reads stdin")
-    parser.add_argument("--system", metavar="T", help="a system message before it")
-    parser.add_argument("--max-tokens", type=int, default=512, metavar="N")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="X")
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="X")
-    parser.add_argument("--top-k", type=int, default=0, metavar="N")
-    parser.add_argument("--min-p", type=float, default=0.0, metavar="X")
-    parser.add_argument("--seed", type=int, metavar="S")
-    parser.add_argument("--stop", action="append", default=[], metavar="T", help="a stop string")
-    parser.add_argument("--no-spec", action="store_true", help="plain decoding, one row a round")
-    parser.add_argument("--raw", action="store_true", help="skip the chat template")
-    parser.add_argument("--thinking", choices=("on", "off"), help="override the template's default")
+    parser.add_argument("--system", metavar="T", help="a system message before it (default: none)")
     parser.add_argument(
-        "--truncate", action="store_true", help="cut the oldest part of a prompt that is too long"
+        "--max-tokens",
+        type=int,
+        default=512,
+        metavar="N",
+        help="most tokens of the answer, thinking included (default: 512)",
+    )
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="0 takes the likeliest token, up to 100 draws more evenly (default: 0)",
+    )
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="draw from the likeliest tokens that have this share together, above 0 to 1 (default: 1, all)",
+    )
+    parser.add_argument(
+        "--top-k",
+        type=int,
+        default=0,
+        metavar="N",
+        help="draw from the N likeliest tokens (default: 0, all)",
+    )
+    parser.add_argument(
+        "--min-p",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="draw from tokens at least X times as likely as the likeliest, 0 to 1 (default: 0, all)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        metavar="S",
+        help="whole number; the same one draws the same answer (default: another one each time)",
+    )
+    parser.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="T",
+        help="end the answer before this text; may be repeated (default: none)",
+    )
+    parser.add_argument(
+        "--no-spec", action="store_true", help="draft nothing: one token a round, for comparison"
+    )
+    parser.add_argument(
+        "--raw",
+        action="store_true",
+        help="give the model the prompt alone, without the chat template",
+    )
+    parser.add_argument(
+        "--thinking",
+        choices=("on", "off"),
+        help="whether the model thinks before it answers (default: as its chat template has it)",
+    )
+    parser.add_argument(
+        "--truncate",
+        action="store_true",
+        help="cut the oldest part of a prompt that does not fit the context, which is an error otherwise",
     )
 
 

@@ -18,7 +18,9 @@ from engine.paths import profile_path
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     add_model_options(parser)
-    parser.add_argument("--markdown", action="store_true", help="the guide ops/guides/knobs.md")
+    parser.add_argument(
+        "--markdown", action="store_true", help="print the guide of all switches, as Markdown"
+    )
 
 
 def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:

@@ -12,9 +12,15 @@ from engine.errors import UsageError
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("--threads", type=int, metavar="N", help="default: every core")
     parser.add_argument(
-        "--megabytes", type=int, default=1024, metavar="N", help="working set, at least 64"
+        "--threads", type=int, metavar="N", help="threads that read (default: every core)"
+    )
+    parser.add_argument(
+        "--megabytes",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="megabytes (2^20 bytes) to read in a pass, 64 or more (default: 1024)",
     )
 
 

@@ -21,14 +21,30 @@ _SCORED_TOKENS = 512  # of each text
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("--model", required=True, metavar="DIR", help="the BF16 checkpoint")
-    parser.add_argument("--out", required=True, metavar="DIR", help="a new folder")
     parser.add_argument(
-        "--method", choices=("rtn", "clip"), default="clip", help="nearest, or with clip search"
+        "--model", required=True, metavar="DIR", help="folder of the BF16 checkpoint"
     )
-    parser.add_argument("--text", metavar="F", help="text to score before and after")
-    parser.add_argument("--no-loss", action="store_true", help="skip the scoring")
-    parser.add_argument("--threads", type=int, metavar="N")
+    parser.add_argument(
+        "--out", required=True, metavar="DIR", help="folder to write, new or empty"
+    )
+    parser.add_argument(
+        "--method",
+        choices=("rtn", "clip"),
+        default="clip",
+        help="rtn rounds to nearest, clip also searches the scale of each block (default: clip)",
+    )
+    parser.add_argument(
+        "--text",
+        metavar="FILE",
+        help="text on which both models are scored, in paragraphs (default: answers of the demo's corpus)",
+    )
+    parser.add_argument("--no-loss", action="store_true", help="score neither model")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="worker threads of the scoring (default: the number that is fastest at load)",
+    )
 
 
 def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:

@@ -32,10 +32,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     words = "; ".join(f"{name} {help_text}" for name, help_text in ACTIONS.items())
     parser.add_argument("action", nargs="?", default="list", choices=ACTIONS, help=words)
-    parser.add_argument("words", nargs="*", metavar="ID", help="runs, or the text of a label")
-    parser.add_argument("--limit", type=int, default=20, metavar="N", help="of the list")
-    parser.add_argument("--offset", type=int, default=0, metavar="N", help="of the list")
-    parser.add_argument("--out", default=".", metavar="DIR", help="folder of the export")
+    parser.add_argument(
+        "words", nargs="*", metavar="ID", help="runs as the list names them, or the text of a label"
+    )
+    parser.add_argument(
+        "--limit", type=int, default=20, metavar="N", help="list: most runs to show (default: 20)"
+    )
+    parser.add_argument(
+        "--offset", type=int, default=0, metavar="N", help="list: newest runs to skip (default: 0)"
+    )
+    parser.add_argument(
+        "--out", default=".", metavar="DIR", help="export: folder of the files (default: this one)"
+    )
 
 
 def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
