@@ -39,7 +39,7 @@ struct Layout : rondo::Activations {
 struct Fp8 : Layout {
   template <int M>
   static constexpr int together() {
-    return M <= 8 ? 2 : 1;
+    return M <= 4 ? 2 : 1;
   }
 
   template <int M, int T>
