@@ -8,6 +8,7 @@ from pathlib import Path
 
 from engine.errors import RondoError, UsageError
 from engine.knob_table import knob_named
+from engine.paths import beside_profile
 from engine.replace_file import replace_text
 
 _LIMIT_BYTES = 1 << 20
@@ -16,7 +17,8 @@ _LIMIT_BYTES = 1 << 20
 def read_profile(path: Path) -> dict[str, str]:
     """The KEY=value lines of an env file, by full name.
 
-    Blank lines and lines that start with # are skipped. UsageError carries the line number.
+    Blank lines and lines that start with # are skipped. A relative path is taken from the file's own folder
+    where that has it. UsageError carries the line number.
     """
     try:
         with path.open("rb") as file:
@@ -43,10 +45,11 @@ def read_profile(path: Path) -> dict[str, str]:
         if key in values:
             raise UsageError(f"{where}: {key} stands twice.", next_step="Remove one of them.")
         try:
-            knob_named(key).parse(value)
+            knob = knob_named(key)
+            knob.parse(value)
         except UsageError as error:
             raise UsageError(f"{where}: {error.cause}", next_step=error.next_step) from None
-        values[key] = value
+        values[key] = beside_profile(path, value) if knob.kind == "path" else value
     return values
 
 

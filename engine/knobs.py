@@ -130,10 +130,12 @@ class KnobSet:
     def path(self, name: str) -> Path | None:
         """Value of a path switch, None where it is empty; whether the path exists is for its reader to say.
 
-        A relative path is looked for in the present folder, then in the product's own.
+        A relative path is looked for in the present folder, then in the product's own; one of a profile that
+        does not lie beside it, the other way round.
         """
         value = self._text(name)
-        return product_path(value) if value else None
+        own_first = self._raw[name][1] == "profile"
+        return product_path(value, own_first=own_first) if value else None
 
     def _text(self, name: str) -> str:
         value = self._parsed[name]

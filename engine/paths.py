@@ -53,12 +53,30 @@ def profile_path(profile: str | Path | None) -> Path | None:
     )
 
 
-def product_path(text: str) -> Path:
-    """A path that a switch names: ~ is the home; a relative one is sought here, then among our own files."""
+def product_path(text: str, *, own_first: bool = False) -> Path:
+    """A path that a switch names: ~ is the home; a relative one is sought here, then among our own files.
+
+    `own_first` asks our own files first, so that the present folder has no say in what they name.
+    """
     text = os.path.expanduser(text)
-    if not os.path.exists(text) and os.path.exists(_ROOT / text):
+    if (own_first or not os.path.exists(text)) and os.path.exists(_ROOT / text):
         return _ROOT / text
     return Path(text)
+
+
+def beside_profile(profile: Path, text: str) -> str:
+    """A path as a profile file names it, so that it means the same wherever the value goes from there.
+
+    A relative path to something beside the file becomes one from the product's folder, or a whole one for a
+    profile elsewhere. Any other text stays for `product_path`.
+    """
+    if not text or text.startswith("~") or os.path.isabs(text):
+        return text
+    found = os.path.normpath(os.path.join(os.path.abspath(profile.parent), text))
+    if not os.path.exists(found):
+        return text
+    within = os.path.relpath(found, _ROOT)
+    return found if within.startswith(os.pardir) else Path(within).as_posix()
 
 
 def data_dir() -> Path:

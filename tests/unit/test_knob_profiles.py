@@ -138,3 +138,57 @@ def test_a_float_is_a_plain_decimal(text: str, accepted: float | None) -> None:
 
 def test_an_alias_is_what_it_stands_for() -> None:
     assert KnobSet({}).changed({"QWEN38_LEN_MODE": "wide"}).choice("LEN_MODE") == "stair"
+
+
+def test_a_profiles_relative_path_is_taken_from_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, here = tmp_path / "profiles", tmp_path / "here"
+    folder.mkdir()
+    here.mkdir()
+    for place in (folder, here):
+        (place / "tiles.json").touch()
+    (here / "only-here.json").touch()
+    profile = folder / "p.env"
+    profile.write_text(
+        "QWEN38_SKINNY_TILES=tiles.json\n"
+        "QWEN38_SKINNY_TILES_WIDE=only-here.json\n"
+        "QWEN38_FP8_TILES=../here/tiles.json\n"
+        "QWEN38_CORPUS=ops/serve.env\n"
+        "QWEN38_DFLASH2=off\n"
+        "QWEN38_SUFFIX_STORE=tiles.json\n"
+    )
+    monkeypatch.chdir(here)
+    knobs = KnobSet.resolve(profile="../profiles/p.env", environ={})
+    assert knobs.path("SKINNY_TILES") == folder / "tiles.json"
+    assert knobs.path("FP8_TILES") == here / "tiles.json"
+    # Nothing of that name lies beside the profile.
+    assert knobs.path("SKINNY_TILES_WIDE") == Path("only-here.json")
+    assert knobs.path("CORPUS") == profile_path("serve")
+    assert knobs.raw("DFLASH2")[0] == "off"
+    assert knobs.text("SUFFIX_STORE") == "tiles.json"  # no path
+    # Elsewhere it means the same.
+    write_profile(here / "saved.env", profile_of(knobs))
+    saved = KnobSet.resolve(profile=here / "saved.env", environ={})
+    assert saved.path("SKINNY_TILES") == folder / "tiles.json"
+
+
+def test_a_shipped_profile_names_a_shipped_file_from_every_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A clone of its own, with the line that a shipped profile would have.
+    clone = tmp_path / "clone"
+    (clone / "ops").mkdir(parents=True)
+    shipped = clone / "ops" / "skinny-tiles.json"
+    shipped.touch()
+    (clone / "ops" / "serve.env").write_text("QWEN38_SKINNY_TILES=skinny-tiles.json\n")
+    monkeypatch.setattr("engine.paths._ROOT", clone)
+    other = tmp_path / "other"
+    (other / "ops").mkdir(parents=True)
+    (other / "ops" / "skinny-tiles.json").touch()
+    for folder in (clone, clone / "ops", tmp_path, other):
+        monkeypatch.chdir(folder)
+        knobs = KnobSet.resolve(profile=profile_path("serve"), environ={})
+        assert knobs.path("SKINNY_TILES") == shipped
+        # No folder of this machine is shown or saved.
+        assert knobs.raw("SKINNY_TILES") == ("ops/skinny-tiles.json", "profile")
