@@ -276,6 +276,8 @@ def _say_where(report: CompareReport) -> None:
 
 
 def _print(report: CompareReport) -> None:
+    from engine.measure.stats import shown_p
+
     print(f"{report.verdict}: {report.reason}")
     unit = report.metric.replace("_", " ")
     if report.base and report.candidate:
@@ -293,7 +295,7 @@ def _print(report: CompareReport) -> None:
         print(f"primary figure: {unit}; signs {report.signs or '-'}; {report.noise_source}")
     for row in report.workloads:
         print(
-            f"  {row.workload:14} {100 * (row.ratio_median - 1):+8.2f} %  p {row.p_signflip:.2g}  "
+            f"  {row.workload:14} {100 * (row.ratio_median - 1):+8.2f} %  {shown_p(row.p_signflip)}  "
             f"{row.signs}"
         )
     for kernel in report.kernels[:8]:

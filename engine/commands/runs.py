@@ -102,16 +102,24 @@ def _show(arguments: argparse.Namespace, cancel: threading.Event) -> int:
 
 
 def _diff(arguments: argparse.Namespace, cancel: threading.Event) -> int:
+    from engine.measure.runs_diff import KIND
+
     first, second = _need(arguments, 2, 2)
     found = _handle().diff_runs(first, second)
     if arguments.json:
         print_json({"differences": [asdict(row) for row in found]})
         return OK
+    if found and found[0].name == KIND:
+        kinds, *found = found
+        print(
+            f"{first} is of the kind {kinds.first}, {second} of the kind {kinds.second}: they have no figures "
+            f"in common; their machines {'differ' if found else 'do not differ'}"
+        )
+    elif not found:
+        print("nothing differs")
     for row in found:
         delta = "" if row.delta_pct is None else f"  {row.delta_pct:+.2f} %"
         print(f"{row.section:9} {row.name}: {row.first or '-'} | {row.second or '-'}{delta}")
-    if not found:
-        print("nothing differs")
     return OK
 
 

@@ -28,6 +28,7 @@ from engine.measure.stats import (
     pairs_for,
     percent,
     shown_effect,
+    shown_p,
     signflip_p,
     signs_of,
     smallest_effect,
@@ -163,7 +164,7 @@ def judge(evidence: Evidence, figures: Figures) -> tuple[str, str]:
     assert figures.p is not None
     seen = (
         f"median {percent(figures.median):+.2f} % over {_count(figures.n)}"
-        f"{_interval(figures)}, p {figures.p:.2g}"
+        f"{_interval(figures)}, {shown_p(figures.p)}"
     )
     least = max(figures.floor or 0.0, math.log1p(evidence.request.min_effect_pct / 100))
     floor = "" if figures.floor is None else f"; noise floor {percent(figures.floor):.2f} %"

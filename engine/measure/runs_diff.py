@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ from engine.api_compare import CompareReport, RunDifference, RunRecord
 from engine.measure.ab_export import settings_text
 from engine.measure.records import plain
 
+KIND = "kind of run"
+_KINDS = {"compare": "A/B", "bench": "bench"}
 _FIGURES = (
     "verdict",
     "metric",
@@ -29,23 +32,40 @@ _PASSING = {"load_1min", "load_5min", "memory_available_bytes", "clock_mhz"}  # 
 
 
 def differences(first: RunRecord, second: RunRecord) -> tuple[RunDifference, ...]:
-    """The values that are not equal, in sections: request, switches, machine, figures, kernels."""
+    """The values that are not equal, in sections: request, switches, machine, figures, kernels.
+
+    Of an A/B and a bench, which have no figure in common: KIND and what differs of their machines.
+    """
+    if first.summary.kind != second.summary.kind:
+        kinds = (_KINDS.get(run.summary.kind, run.summary.kind) for run in (first, second))
+        machines = (_machine(run) for run in (first, second))
+        return (RunDifference("request", KIND, *kinds), *_differing("machine", *machines))
     found: list[RunDifference] = []
     for section, values in _sections(first).items():
-        other = _sections(second)[section]
-        for name in dict.fromkeys((*values, *other)):
-            if values.get(name) != other.get(name):
-                found.append(_difference(section, name, values.get(name), other.get(name)))
+        found += _differing(section, values, _sections(second)[section])
     return tuple(found)
+
+
+def _differing(
+    section: str, first: Mapping[str, Any], second: Mapping[str, Any]
+) -> list[RunDifference]:
+    return [
+        _difference(section, name, first.get(name), second.get(name))
+        for name in dict.fromkeys((*first, *second))
+        if first.get(name) != second.get(name)
+    ]
+
+
+def _machine(run: RunRecord) -> dict[str, Any]:
+    return {name: _flat(value) for name, value in run.machine.items() if name not in _PASSING}
 
 
 def _sections(run: RunRecord) -> dict[str, dict[str, Any]]:
     report = run.compare
-    machine = {name: value for name, value in run.machine.items() if name not in _PASSING}
     sections = {
         "request": {name: _flat(value) for name, value in run.request.items()},
         "switches": {},
-        "machine": {name: _flat(value) for name, value in machine.items()},
+        "machine": _machine(run),
         "figures": {},
         "kernels": {},
     }
@@ -102,4 +122,13 @@ def _flat(value: Any) -> Any:
 def _text(value: Any) -> str:
     if value is None:
         return ""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return _decimal(value) if isinstance(value, float) else str(value)
+
+
+def _decimal(value: float) -> str:
+    """Six significant digits, or all of a larger whole part, without an exponent."""
+    if not value or not math.isfinite(value):
+        return f"{value:g}"
+    digits = 5 - math.floor(math.log10(abs(value)))
+    text = f"{value:.{max(0, digits)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

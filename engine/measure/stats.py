@@ -21,6 +21,11 @@ _DRAWS = 20_000
 _TIE = 1e-12  # two sums that differ by less, relative to their terms, are equal
 
 
+def shown_p(p: float) -> str:
+    """A p in words: two digits, and nothing below what matters: "p 0.031", "p < 0.001"."""
+    return f"p {p:.2g}" if p >= 0.001 else "p < 0.001"
+
+
 def signflip_p(values: Sequence[float], *, seed: int = 0) -> float:
     """Two-sided p of the mean under random signs: the share of sign patterns at least as far from zero.
 

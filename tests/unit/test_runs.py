@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import csv
 import errno
 import json
 import locale
@@ -17,32 +16,15 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from stored_runs import MACHINE, make_report, read_csv
 
 from engine.api import CompareReport, CompareRequest, RunSummary
 from engine.errors import UsageError
-from engine.fake_compare import CompareScript, ScriptedSides
 from engine.measure import runs as runs_module
-from engine.measure.ab import run_ab
-from engine.measure.ab_noise import NoiseStore
 from engine.measure.export_csv import COMPARE_COLUMNS, KERNEL_COLUMNS, RUN_COLUMNS, ExportError
 from engine.measure.records import plain, record
 from engine.measure.runs import RunStore, RunStoreError, new_run_id
 from engine.measure.runs_handle import StoredRuns
-from engine.measure.workloads import workloads_of
-
-MACHINE = {"cpu_model": "simulated", "code_sha256_12": "0" * 12, "git_dirty": False}
-
-
-def make_report(folder: Path, effect_pct: float = 3.0, **changes: object) -> CompareReport:
-    request = replace(
-        CompareRequest(
-            candidate={"QWEN38_VERIFY_GRAPH": "0"}, tokens=32, workload="copy", repeats=1
-        ),
-        **changes,
-    )
-    sides = ScriptedSides(request, CompareScript(effect_pct=effect_pct))
-    works = workloads_of(request)
-    return run_ab(request, sides, works, noise_store=NoiseStore(folder / "noise"), machine=MACHINE)
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +35,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> CompareReport:
 @pytest.fixture
 def store(tmp_path: Path) -> RunStore:
     return RunStore(tmp_path / "deep" / "runs")
-
-
-def read_csv(path: Path | str) -> list[dict[str, str]]:
-    with open(path, encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file, strict=True))
 
 
 def test_a_report_comes_back_as_it_was(store: RunStore, report: CompareReport) -> None:
@@ -369,23 +346,6 @@ def test_a_bench_is_stored_with_its_rows(store: RunStore, tmp_path: Path) -> Non
     [row] = read_csv(path)
     assert row["session_id"] == run_id
     assert (row["ms_per_round_median"], row["label"]) == ("2.0", "'-b")
-
-
-def test_the_difference_of_two_runs(store: RunStore, report: CompareReport, tmp_path: Path) -> None:
-    first = store.save_compare(report).run_id
-    other = make_report(tmp_path, effect_pct=-5.0, tokens=48)
-    second = store.save_compare(replace(other, machine={**MACHINE, "cpu_model": "another"})).run_id
-    handle = StoredRuns(store)
-    assert handle.diff_runs(first, first) == ()
-    found = {(row.section, row.name): row for row in handle.diff_runs(first, second)}
-    assert found["request", "tokens"].first == "32"
-    assert found["request", "tokens"].delta_pct == pytest.approx(50.0)
-    assert found["machine", "cpu_model"].second == "another"
-    assert found["figures", "verdict"].first == "worse"
-    assert found["figures", "verdict"].second == "better"
-    assert found["figures", "candidate ms_per_round"].delta_pct < -5
-    assert ("kernels", "gated_delta, candidate ms a round") in found
-    assert not any(section == "switches" for section, _ in found)
 
 
 def test_records_refuse_what_is_not_theirs() -> None:

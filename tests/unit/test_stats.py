@@ -18,6 +18,7 @@ from engine.measure.stats import (
     noise_floor,
     pairs_for,
     percent,
+    shown_p,
     signflip_p,
     signs_of,
     smallest_effect,
@@ -52,6 +53,13 @@ def test_exact_signflip_counts_every_pattern(values: list[float]) -> None:
         for signs in patterns
     )
     assert signflip_p(values) == pytest.approx(hits / len(patterns), abs=2 / len(patterns))
+
+
+@pytest.mark.parametrize(
+    ("p", "words"), [(0.03125, "p 0.031"), (0.001, "p 0.001"), (3e-05, "p < 0.001"), (1.0, "p 1")]
+)
+def test_a_small_p_is_shown_without_an_exponent(p: float, words: str) -> None:
+    assert shown_p(p) == words
 
 
 @pytest.mark.parametrize(("n", "p"), [(5, 0.0625), (6, 0.03125), (8, 0.0078125)])
