@@ -212,7 +212,9 @@ class ModelConfig:
 
 def _text_part(config: Mapping[str, Any], file: str) -> Mapping[str, Any]:
     """The fields of the language model, after the model types have been accepted."""
-    _accept_type(config.get("model_type"), "model_type", file)
+    if "model_type" not in config:
+        ConfigFields(config, file).absent("model_type", null=False)
+    _accept_type(config["model_type"], "model_type", file)
     text = config.get("text_config")
     if text is None:
         return config
@@ -298,7 +300,8 @@ def _rope(fields: ConfigFields, head_dim: int) -> tuple[float, int]:
             )
     theta = nested.get("rope_theta", fields.get("rope_theta"))
     if theta is None:
-        fields.wrong("rope_parameters.rope_theta", "present", None)
+        null = "rope_theta" in nested or "rope_theta" in fields.values
+        fields.absent("rope_parameters.rope_theta", null=null)
     factor = nested.get("partial_rotary_factor", fields.get("partial_rotary_factor"))
     fraction = fields.number("partial_rotary_factor", 1.0, 0.25 if factor is None else factor)
     rotary_dim = int(head_dim * fraction)

@@ -44,11 +44,15 @@ class ConfigFields:
     def _required(self, name: str) -> Any:
         value = self.values.get(name)
         if value is None:
-            raise CheckpointError(
-                f"{self.file}: the field {name} is missing.",
-                next_step="Use the config.json that was published with this model.",
-            )
+            self.absent(name, null=name in self.values)
         return value
+
+    def absent(self, name: str, *, null: bool) -> NoReturn:
+        """Refuse a field that has to have a value; `null`: it is there, with none."""
+        raise CheckpointError(
+            f"{self.file}: the field {name} is {'null' if null else 'missing'}.",
+            next_step="Use the config.json that was published with this model.",
+        )
 
     def wrong(self, name: str, expected: str, got: Any) -> NoReturn:
         raise CheckpointError(
@@ -64,6 +68,7 @@ class ConfigFields:
 
 
 def shortened(value: Any) -> str:
-    """A value as an error shows it."""
-    text = repr(value)
+    """A value as an error shows it, with the names that JSON has for three of them."""
+    names = {None: "null", True: "true", False: "false"}
+    text = names[value] if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

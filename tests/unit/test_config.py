@@ -140,7 +140,7 @@ def test_other_model_types_are_refused(model_type: Any, nested: bool) -> None:
         return
     with pytest.raises(UnsupportedModelError, match=r"config\.json.*model_type") as raised:
         ModelConfig.from_dict(config)
-    assert repr(model_type) in raised.value.cause
+    assert ("null" if model_type is None else repr(model_type)) in raised.value.cause
     assert raised.value.next_step
 
 
@@ -204,6 +204,18 @@ def test_fields_that_make_no_sense_are_named(field: str, value: Any) -> None:
         ModelConfig.from_dict(changed(**{field: value}))
     assert not isinstance(raised.value, UnsupportedModelError)
     assert raised.value.next_step
+
+
+@pytest.mark.parametrize("field", ["hidden_size", "rms_norm_eps", "model_type", "rope_theta"])
+def test_a_field_without_a_value_is_told_from_one_that_is_not_there(field: str) -> None:
+    config = {**BIG, **BIG["text_config"], "text_config": None, "rope_parameters": None}
+    config |= {"rope_theta": 1e7}
+    assert ModelConfig.from_dict(config).hidden_size == 5120
+    with pytest.raises(CheckpointError, match=rf"{field} is null"):
+        ModelConfig.from_dict({**config, field: None})
+    del config[field]
+    with pytest.raises(CheckpointError, match=rf"{field} is missing\."):
+        ModelConfig.from_dict(config)
 
 
 def test_a_wrong_value_is_shown_short() -> None:
