@@ -11,14 +11,10 @@ from torch import Tensor
 from engine.load.drafter import BlockWeights
 from engine.model.arena import MAX_ROWS
 from engine.model.block_config import MAX_BLOCK, BlockConfig
-from engine.model.block_forward import (
-    BlockBytes,
-    BlockRows,
-    block_room,
-    check_width,
-    shaped,
-)
+from engine.model.block_forward import BlockBytes, BlockRows, check_width, shaped
 from engine.model.block_pack import NativeBlockLayer, NativeBlockWeights
+from engine.model.block_waiting import CONTEXT as CONTEXT
+from engine.model.block_waiting import DRAFT, WaitingRows
 from engine.model.native_mtp import RunPass
 from engine.model.projection import Packing, Projection
 from kernels.block_attention.native import block_attention
@@ -31,14 +27,11 @@ from kernels.rms_norm.native import rms_norm
 from kernels.rope.native import attention_prepare, rope_table
 from kernels.tape import Tape
 
-CONTEXT, DRAFT = "block context", "block"  # kinds of recordings
 
-
-class NativeBlock:
+class NativeBlock(WaitingRows):
     """Keeps the keys and values of committed rows and drafts behind them; its buffers are allocated once.
 
-    A trunk pass leaves the streams of its rows in `streams`. Those of committed rows wait in a second buffer
-    until a draft needs their keys and values, or it is full. Passes run through `run`, which is handed in with
+    A trunk pass leaves the streams of its rows in `streams`. Passes run through `run`, which is handed in with
     every call, so that the backend and this do not hold each other.
     """
 
@@ -59,13 +52,12 @@ class NativeBlock:
         `embedding`, `head` and `logits` (float32 [>= MAX_BLOCK, vocabulary padded], overwritten by a draft) are
         the target's; `tokens` of its ids exist.
         """
-        self.config = config
+        super().__init__(config, capacity=capacity, most=MAX_ROWS)
         self._bytes = BlockBytes.of(config, weights)
         self._embedding, self._head, self._logits = embedding, head, logits
-        self._tokens, self._capacity = tokens, capacity
+        self._tokens = tokens
         self._weights = packed = NativeBlockWeights.pack(weights, packing)
-        positions = min(capacity, config.context_tokens) + config.block_size
-        self._positions = positions
+        positions = self._positions
         self._rope = rope_table(positions, config.head_dim, config.rope_theta)
         self._kv = [
             KvCache.zeros(positions, config.kv_heads, config.head_dim) for _ in packed.layers
@@ -114,7 +106,6 @@ class NativeBlock:
         # NumPy has no bfloat16: rows move as 16-bit integers.
         self._stream_rows = self.streams.view(torch.int16).numpy()
         self._waiting_rows = self._waiting.view(torch.int16).numpy()
-        self.reset(active=False)
 
     def tap(self, stream: int) -> Tensor | None:
         """Where a trunk pass leaves the rows of a residual stream: bf16 [MAX_ROWS, hidden]; None: nowhere."""
@@ -123,38 +114,10 @@ class NativeBlock:
         at = self.config.streams.index(stream) * self.config.hidden_size
         return self.streams[:, at : at + self.config.hidden_size]
 
-    def reset(self, *, active: bool, length: int = 0) -> None:
-        """Forget everything; what is committed from position `length` on is kept if `active`."""
-        self.active, self.first, self.length = active, length, length
-        self._waits = 0  # of the committed rows, those without keys and values
-
-    def add(self, run: RunPass, path: Sequence[int], *, in_round: bool = False) -> None:
-        """The rows `path` of the last trunk pass were committed, in order."""
-        if not self.active:
-            return
-        # Nothing is drafted behind the last position.
-        path = path[: max(0, self._positions - self.length)]
-        if not len(path):
-            return
-        if self._waits + len(path) > MAX_ROWS:
-            self._extend(run, in_round=in_round)
-        target = self._waiting_rows[self._waits : self._waits + len(path)]
-        if path[-1] == len(path) - 1:
-            target[:] = self._stream_rows[: len(path)]
-        else:
-            target[:] = self._stream_rows[list(path)]
-        self._waits += len(path)
-        self.length += len(path)
-
-    def room(self) -> int:
-        """See `Backend.block_room`."""
-        return block_room(self.config, self.length, self._capacity) if self.active else 0
-
     def draft(self, run: RunPass, anchor: int, width: int) -> BlockRows:
         """See `Backend.draft_block`."""
         check_width(width, self.room())
-        if self._waits:
-            self._extend(run, in_round=True)
+        self._extend(run, in_round=True)
         numbers, slots = self._numbers, width - 1
         numbers["ids"][0] = anchor
         numbers["ids"][1:width] = self.config.mask_id
@@ -168,13 +131,11 @@ class NativeBlock:
 
     def draft_bytes(self) -> int:
         """Bytes that one draft has to read, the target's head included."""
-        seen = min(self.length - self.first, self.config.window)
-        return self._bytes.draft(seen) + self._head.weight_bytes
+        return self._bytes.draft(self._seen) + self._head.weight_bytes
 
     def context(self, run: RunPass) -> list[tuple[Tensor, Tensor]]:
         """Copies of every layer's keys and values at positions first .. length - 1, for tests and tools."""
-        if self._waits:
-            self._extend(run, in_round=False)
+        self._extend(run, in_round=False)
         both = [cache.read(self.length) for cache in self._kv]
         return [(keys[self.first :], values[self.first :]) for keys, values in both]
 
@@ -226,10 +187,12 @@ class NativeBlock:
         logits = self._logits[:, : self._tokens]
         top_k(tape, logits=logits, ids=self._best, values=self._best_logits, rows=slots)
 
-    def _extend(self, run: RunPass, *, in_round: bool) -> None:
-        self._numbers["waiting_start"][0] = self.length - self._waits
-        run(CONTEXT, self._waits, in_round=in_round)
-        self._waits = 0
+    def _copy(self, path: Sequence[int], at: int, *, in_order: bool) -> None:
+        rows = slice(len(path)) if in_order else list(path)
+        self._waiting_rows[at : at + len(path)] = self._stream_rows[rows]
+
+    def _start_context(self, position: int) -> None:
+        self._numbers["waiting_start"][0] = position
 
     def _prepare(
         self,

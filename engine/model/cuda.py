@@ -21,10 +21,11 @@ from engine.model.backend import (
     tree_parents,
 )
 from engine.model.block_forward import BlockRows
+from engine.model.block_waiting import CONTEXT, DRAFT
 from engine.model.byte_model import ByteModel
 from engine.model.config import ModelConfig
 from engine.model.cuda_arena import MAX_ROWS, Arena, PassInputs, cached_positions
-from engine.model.cuda_block import CONTEXT, DRAFT, CudaBlock, check_block
+from engine.model.cuda_block import CudaBlock, check_block
 from engine.model.cuda_bodies import body_of
 from engine.model.cuda_forward import CudaForward, keep_nothing, products_of
 from engine.model.cuda_graphs import Body, CudaRecording

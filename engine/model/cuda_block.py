@@ -17,7 +17,8 @@ from engine.load.drafter import BlockWeights
 from engine.model import cuda_block_plain as block
 from engine.model.backend import VERIFY_ROWS
 from engine.model.block_config import CONV_SIDES, CONV_TAPS, MAX_BLOCK, BlockConfig
-from engine.model.block_forward import BlockBytes, BlockRows, block_room, check_width, shaped
+from engine.model.block_forward import BlockBytes, BlockRows, check_width, shaped
+from engine.model.block_waiting import CONTEXT, DRAFT, WaitingRows
 from engine.model.cuda_arena import MAX_ROWS, Arena, KvPair, KvStack, Staged
 from engine.model.cuda_block_weights import CudaBlockLayer, CudaBlockWeights
 from engine.model.cuda_forward import CudaForward
@@ -26,11 +27,10 @@ from engine.model.cuda_weights import COLUMNS
 from engine.model.native_mtp import RunPass
 from kernels.rope.native import rope_table
 
-CONTEXT, DRAFT = "block context", "block"  # kinds of passes
 _NUMBERS = 4  # that change from pass to pass: each starts at 16 bytes
 
 
-class CudaBlock:
+class CudaBlock(WaitingRows):
     """Keeps the keys and values of committed rows and drafts behind them; its buffers are allocated once."""
 
     def __init__(
@@ -39,12 +39,12 @@ class CudaBlock:
         """Place `weights`, which are freed one by one; embedding, head and logits are those of `forward`."""
         arena: Arena = forward.arena
         device = arena.residual.device
-        self.config, self._forward, self._arena, self._ops = config, forward, arena, forward.ops
+        super().__init__(config, capacity=capacity, most=MAX_ROWS)
+        self._forward, self._arena, self._ops = forward, arena, forward.ops
         self._bytes = BlockBytes.of(config, weights)
-        self._capacity, self._device = capacity, device
+        self._device = device
         self._weights = CudaBlockWeights.place(weights, device)
         self._ops.make_room(list(self._weights.products), device=device)
-        self._positions = min(capacity, config.context_tokens) + config.block_size
         held = self._positions + VERIFY_ROWS  # rows behind a block are computed, too
         self._rope = rope_table(held, config.head_dim, config.rope_theta).to(device)
         hidden, bf16 = config.hidden_size, torch.bfloat16
@@ -79,7 +79,6 @@ class CudaBlock:
         pinned = device.type == "cuda"
         self._found = found
         self._read = tuple(torch.empty_like(t, device="cpu", pin_memory=pinned) for t in found)
-        self.reset(active=False)
 
     def keep(self, stream: int, residual: Tensor, rows: int) -> None:
         """Part of a trunk pass: residual stream `stream` of its rows, where the drafter reads it."""
@@ -87,33 +86,6 @@ class CudaBlock:
             hidden = self.config.hidden_size
             at = self.config.streams.index(stream) * hidden
             self.streams[:rows, at : at + hidden].copy_(residual[:rows])
-
-    def reset(self, *, active: bool, length: int = 0) -> None:
-        """Forget everything; what is committed from position `length` on is kept if `active`."""
-        self.active, self.first, self.length = active, length, length
-        self._waits = 0  # of the committed rows, those without keys and values
-
-    def add(self, run: RunPass, path: Sequence[int], *, in_round: bool = False) -> None:
-        """The rows `path` of the last trunk pass were committed, in order."""
-        if not self.active:
-            return
-        # Nothing is drafted behind the last position.
-        path = path[: max(0, self._positions - self.length)]
-        if not len(path):
-            return
-        if self._waits + len(path) > MAX_ROWS:
-            self._extend(run, in_round=in_round)
-        waiting = self._waiting[self._waits : self._waits + len(path)]
-        if path[-1] == len(path) - 1:
-            waiting.copy_(self.streams[: len(path)])
-        else:
-            picked = self._arena.picked
-            picked.wait()
-            picked.host[: len(path)] = path
-            picked.upload()
-            waiting.copy_(self.streams.index_select(0, picked.device[: len(path)]))
-        self._waits += len(path)
-        self.length += len(path)
 
     def try_out(self, run: RunPass) -> None:
         """One pass of each kind over an empty sequence, so that what fails does so before a round needs it.
@@ -133,15 +105,10 @@ class CudaBlock:
                 next_step="Set QWEN38_DFLASH2=off, or compute on the CPU (--device cpu).",
             ) from error
 
-    def room(self) -> int:
-        """See `Backend.block_room`."""
-        return block_room(self.config, self.length, self._capacity) if self.active else 0
-
     def draft(self, run: RunPass, anchor: int, width: int) -> BlockRows:
         """See `Backend.draft_block`."""
         check_width(width, self.room())
-        if self._waits:
-            self._extend(run, in_round=True)
+        self._extend(run, in_round=True)
         inputs = self._inputs
         inputs.wait()
         numbers = inputs.host
@@ -159,14 +126,12 @@ class CudaBlock:
 
     def draft_bytes(self) -> int:
         """Bytes that one draft has to read, the target's head included."""
-        seen = min(self.length - self.first, self.config.window)
         head = sum(product.nbytes for product, _ in self._forward.weights.head.products)
-        return self._bytes.draft(seen) + head
+        return self._bytes.draft(self._seen) + head
 
     def context(self, run: RunPass) -> list[tuple[Tensor, Tensor]]:
         """Copies of every layer's keys and values at positions first .. length - 1, for tests and tools."""
-        if self._waits:
-            self._extend(run, in_round=False)
+        self._extend(run, in_round=False)
         both = zip(self._kv.keys, self._kv.values, strict=True)
         part = slice(self.first, self.length)
         return [tuple(t[:, part].transpose(0, 1).cpu().clone() for t in pair) for pair in both]
@@ -210,12 +175,22 @@ class CudaBlock:
         ops.head(self._forward.weights.head, last, logits, slots, name="block head")
         block.candidates(logits[:slots, : self._forward.tokens], best[:slots], values[:slots])
 
-    def _extend(self, run: RunPass, *, in_round: bool) -> None:
+    def _copy(self, path: Sequence[int], at: int, *, in_order: bool) -> None:
+        rows = len(path)
+        waiting = self._waiting[at : at + rows]
+        if in_order:
+            waiting.copy_(self.streams[:rows])
+            return
+        picked = self._arena.picked
+        picked.wait()
+        picked.host[:rows] = path
+        picked.upload()
+        waiting.copy_(self.streams.index_select(0, picked.device[:rows]))
+
+    def _start_context(self, position: int) -> None:
         self._inputs.wait()
-        self._inputs.host[2 * _NUMBERS] = self.length - self._waits
+        self._inputs.host[2 * _NUMBERS] = position
         self._inputs.upload()
-        run(CONTEXT, self._waits, in_round=in_round)
-        self._waits = 0
 
     def _number(self, index: int) -> Tensor:
         """int32 [1] on the device: 0, where a block starts; 1, where the context does; 2, the waiting rows."""

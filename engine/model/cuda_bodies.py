@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from engine.model.backend import VERIFY_ROWS
-from engine.model.cuda_block import CONTEXT, CudaBlock
-from engine.model.cuda_block import DRAFT as BLOCK
+from engine.model.block_waiting import CONTEXT
+from engine.model.block_waiting import DRAFT as BLOCK
+from engine.model.cuda_block import CudaBlock
 from engine.model.cuda_forward import CudaForward
 from engine.model.cuda_graphs import Body
 from engine.model.verify_graph import GraphKey
