@@ -14,7 +14,8 @@ _TOP = """# Switches
 This page is made by `python -m engine knobs --markdown`; a test keeps it in step with the registry.
 
 A value comes from the default, then the profile (`ops/serve.env`), then the environment, then `--knob` and the
-panel. An unknown name or a value that does not parse is an error.
+panel. An unknown name or a value that does not parse is an error. A relative path is sought in the present
+folder, then in the product's own; a profile's beside it, then in the product's own, then in the present one.
 
 - **bits**: what a flip does to the text. *identical*: every bit stays. *near-tie*: the same mathematics with
   another rounding, so a token may differ where two were almost equally likely. Rows that go through

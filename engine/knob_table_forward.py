@@ -150,7 +150,8 @@ FORWARD: tuple[Knob, ...] = (
     ),
     Knob(
         "SKINNY_TILES", "path", "",
-        "A table from `rondo tune` of sizes by weight shape for NVFP4 products of 1 to 16 rows.",
+        "A table from `rondo tune` of sizes by weight shape for NVFP4 products of 1 to 16 rows. Sizes measured "
+        "at another instruction level are not used.",
         "identical", "recapture", "narrow NVFP4 products by a table", "products",
         backends=_BOTH, why=_READABLE,
     ),

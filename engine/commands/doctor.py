@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from engine.cli import FAILED, OK, print_json
 from engine.errors import RondoError
 from engine.hardware import free_memory_bytes, physical_core_count, total_memory_bytes
-from engine.knobs import KnobSet
+from engine.knobs import PREFIX, KnobSet
 from engine.paths import data_dir, demo_model, profile_path
 
 _GOOD, _NOTE, _BAD = "ok", "note", "missing"
@@ -141,10 +141,39 @@ def _demo() -> list[Finding]:
 
 def _switches() -> list[Finding]:
     try:
-        KnobSet.resolve(profile=profile_path("serve"))
+        knobs = KnobSet.resolve(profile=profile_path("serve"))
+        return [
+            Finding("switches", _GOOD, "the serve profile and the environment parse"),
+            *_tile_tables(knobs),
+        ]
     except RondoError as error:
         return [Finding("switches", _BAD, error.cause, error.next_step)]
-    return [Finding("switches", _GOOD, "the serve profile and the environment parse")]
+
+
+def _tile_tables(knobs: KnobSet) -> list[Finding]:
+    """Whether the tables of product sizes that are named were measured at this level, on this processor."""
+    from engine.measure.machine import cpu_model
+    from engine.model.tiles import read_tiles
+    from kernels.build import machine_isas
+
+    level = knobs.choice("CPU_ISA") or machine_isas()[0]
+    advice = "`rondo tune` makes a table for this machine."
+    findings = []
+    for name in ("SKINNY_TILES", "SKINNY_TILES_WIDE", "FP8_TILES"):
+        path = knobs.path(name)
+        if path is None or level == "reference":
+            continue
+        table = read_tiles(path, level)
+        said = f"a table for {level}, entries: {len(table.sizes)}"
+        if table.unfit:
+            found = Finding(PREFIX + name, _NOTE, f"{table.unfit}: the defaults are used", advice)
+        elif table.measured_on not in ("", cpu_model()):
+            said += f"; measured on {table.measured_on}, not on this processor"
+            found = Finding(PREFIX + name, _NOTE, said, advice)
+        else:
+            found = Finding(PREFIX + name, _GOOD, said)
+        findings.append(found)
+    return findings
 
 
 def _data() -> list[Finding]:

@@ -240,7 +240,7 @@ class NativeBackend:
         self._times.reset()
 
     def apply_knobs(self, knobs: KnobSet) -> None:
-        switches = Switches.of(knobs)
+        switches = Switches.of(knobs, self.pool.library.isa)
         self._use_threads(knobs.number("CPU_THREADS"))
         self._switches = switches
         # A string keeps its hash.

@@ -39,8 +39,8 @@ class Switches:
     fp8_tiles: TileTable = field(default_factory=TileTable)
 
     @staticmethod
-    def of(knobs: KnobSet) -> Switches:
-        """The ways that these values ask for; UsageError where a table is not one."""
+    def of(knobs: KnobSet, level: str) -> Switches:
+        """The ways that these values ask for at an instruction level; UsageError where a table is not one."""
         return Switches(
             norm=knobs.flag("FUSED_NORM"),
             add_norm=knobs.flag("FUSED_ADDNORM"),
@@ -63,9 +63,9 @@ class Switches:
             solve=knobs.flag("GDNV_WY"),
             solve_tree_rows=knobs.number("GDNV_WY_MAXT"),
             solve_chain_rows=knobs.number("GDNV_WY_CHAIN_MAXT"),
-            narrow_tiles=read_tiles(knobs.path("SKINNY_TILES")),
-            wide_tiles=read_tiles(knobs.path("SKINNY_TILES_WIDE")),
-            fp8_tiles=read_tiles(knobs.path("FP8_TILES")),
+            narrow_tiles=read_tiles(knobs.path("SKINNY_TILES"), level),
+            wide_tiles=read_tiles(knobs.path("SKINNY_TILES_WIDE"), level),
+            fp8_tiles=read_tiles(knobs.path("FP8_TILES"), level),
         )
 
     @property

@@ -2,8 +2,12 @@
 """Tables of product sizes by weight shape, as `rondo tune` writes them.
 
 A table is keyed "NxK": outputs of the stored product, pads included, by inputs. Sizes never change a bit, so a
-table may be used, changed or dropped between any two rounds. A file may hold another device's table beside the
-CPU's: each reads its own part.
+table may be used, changed or dropped between any two rounds.
+
+A file holds a table for each instruction level it was measured at, {"levels": {"avx2": {"tiles": {...},
+"tiles_from": {...}}}}: which sizes are fast is a matter of the level, so those of another one are not used. A
+plain "tiles" serves the level that its "tiles_from" names as "isa", or every level where it names none. Another
+device's table may lie beside them: each reads its own part.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from engine.errors import UsageError
 from kernels.cpu.blocking import Blocking
 from kernels.cpu.product import TILE_ROWS, PackedLinear
 
+LEVELS = "levels"
 _LIMIT_BYTES = 1 << 22
 _SIZES = tuple(each.name for each in fields(Blocking))
 _SPLITS = ("split_k", "split", "wk", "kr", "il")  # other engines' names for parts of K
@@ -26,10 +31,16 @@ _SPLITS = ("split_k", "split", "wk", "kr", "il")  # other engines' names for par
 
 @dataclass(frozen=True, slots=True)
 class TileTable:
-    """Sizes by shape; `digest` names the contents, so that recordings depend on them."""
+    """Sizes by shape.
+
+    digest: names the contents, so that recordings depend on them. unfit: why the file's sizes are not used
+    here, empty where they are. measured_on: the processor behind them, empty where the file does not say.
+    """
 
     sizes: Mapping[str, Blocking] = field(default_factory=dict)
     digest: str = ""
+    unfit: str = ""
+    measured_on: str = ""
 
     def of(self, packed: PackedLinear) -> Blocking | None:
         """The sizes for a weight, None where the table has none."""
@@ -41,11 +52,12 @@ def shape_key(packed: PackedLinear) -> str:
     return f"{packed.tiles * TILE_ROWS}x{packed.k}"
 
 
-def read_tiles(path: Path | None) -> TileTable:
-    """The table in a JSON file; an empty one without a path.
+def read_tiles(path: Path | None, level: str) -> TileTable:
+    """The table that a JSON file has for an instruction level; an empty one without a path.
 
     Raises:
-        UsageError: a file that cannot be read or is no such table; names the entry and the reason.
+        UsageError: a file that cannot be read or is no such table, at whichever level; names the entry and the
+            reason.
     """
     if path is None:
         return TileTable()
@@ -62,11 +74,41 @@ def read_tiles(path: Path | None) -> TileTable:
     except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8
         raise _bad(path, f"it is not JSON: {error}") from error
     content = content if isinstance(content, dict) else {}
-    tiles = content.get("tiles", {} if "cuda" in content else None)
-    if not isinstance(tiles, dict):
+    if not {"tiles", LEVELS, "cuda"} & content.keys():
         raise _bad(path, 'it has no object "tiles"')
+    levels = content.get(LEVELS, {})
+    if not isinstance(levels, dict):
+        raise _bad(path, f'"{LEVELS}" is not an object')
+    tables = {name: _table(path, each, f"{LEVELS}.{name}.") for name, each in levels.items()}
+    if "tiles" in content:
+        plain = _table(path, content)
+        if plain[0] or not levels:
+            tables.setdefault(plain_level(content) or level, plain)
+    digest = hashlib.sha256(data).hexdigest()[:12]
+    if level in tables:
+        sizes, measured_on = tables[level]
+        return TileTable(sizes, digest, measured_on=measured_on)
+    unfit = f"measured at {', '.join(sorted(tables))}, this is {level}" if tables else ""
+    return TileTable({}, digest, unfit)
+
+
+def plain_level(content: Mapping[str, Any]) -> str:
+    """The level at which a file's plain "tiles" were measured, empty where it names none."""
+    origin = content.get("tiles_from")
+    level = origin.get("isa") if isinstance(origin, dict) else None
+    return level if isinstance(level, str) else ""
+
+
+def _table(path: Path, holder: Any, where: str = "") -> tuple[dict[str, Blocking], str]:
+    """The sizes under "tiles" in an object, and the processor that its "tiles_from" names."""
+    tiles = holder.get("tiles") if isinstance(holder, dict) else None
+    if not isinstance(tiles, dict):
+        raise _bad(path, f'it has no object "{where}tiles"')
+    origin = holder.get("tiles_from")
+    machine = origin.get("machine") if isinstance(origin, dict) else None
+    model = machine.get("cpu_model") if isinstance(machine, dict) else None
     sizes = {key: _entry(path, key, entry) for key, entry in tiles.items()}
-    return TileTable(sizes, hashlib.sha256(data).hexdigest()[:12])
+    return sizes, model if isinstance(model, str) else ""
 
 
 def _entry(path: Path, key: str, entry: Any) -> Blocking:

@@ -18,9 +18,10 @@ from checkpoints import make_checkpoint
 
 from engine.api import LoadProgress
 from engine.cli import FAILED, GATE, OK, USAGE, _unwritten, main
-from engine.commands.doctor import _native
+from engine.commands.doctor import _native, _switches
 from engine.commands.generate import _show_progress
-from engine.measure.machine import available_cores
+from engine.measure.machine import available_cores, cpu_model
+from kernels.build import machine_isas
 
 GENERATE_KEYS = {
     "text", "token_ids", "prompt_tokens", "finish_reason", "rounds", "drafted_tokens", "accepted_tokens",
@@ -263,6 +264,43 @@ def test_doctor_says_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     found = {finding["subject"]: finding for finding in values["findings"]}
     assert found["torch"]["status"] == "ok"
     assert {"native kernels", "memory", "GPU", "switches", "demo model"} <= found.keys()
+
+
+def test_doctor_says_whether_a_table_of_sizes_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(content: dict[str, object]) -> tuple[str, str]:
+        path = tmp_path / "tiles.json"
+        path.write_text(json.dumps(content), "utf-8")
+        monkeypatch.setenv("QWEN38_FP8_TILES", str(path))
+        found = {each.subject: each for each in _switches()}
+        assert found["switches"].status == "ok"
+        return found["QWEN38_FP8_TILES"].status, found["QWEN38_FP8_TILES"].found
+
+    def level(name: str, cpu: str) -> dict[str, object]:
+        origin = {"machine": {"cpu_model": cpu}}
+        return {"levels": {name: {"tiles": {"16x16": {}}, "tiles_from": origin}}}
+
+    here = machine_isas()[0]
+    assert told(level(here, cpu_model())) == ("ok", f"a table for {here}, entries: 1")
+    assert told(level(here, "a Z80")) == (
+        "note",
+        f"a table for {here}, entries: 1; measured on a Z80, not on this processor",
+    )
+    assert told(level("sse2", cpu_model())) == (
+        "note",
+        f"measured at sse2, this is {here}: the defaults are used",
+    )
+    # The level that is forced counts.
+    monkeypatch.setenv("QWEN38_CPU_ISA", "portable")
+    assert told(level("portable", cpu_model())) == ("ok", "a table for portable, entries: 1")
+    monkeypatch.setenv("QWEN38_CPU_ISA", "reference")
+    monkeypatch.setenv("QWEN38_FP8_TILES", "no such file")
+    assert [each.subject for each in _switches()] == ["switches"]
+    monkeypatch.setenv("QWEN38_CPU_ISA", "")
+    (found,) = _switches()
+    assert found.status == "missing"
+    assert "no such file is not used as a tile table" in found.found
 
 
 def test_progress_shows_a_share_only_of_stages_that_count_bytes(

@@ -319,11 +319,17 @@ def test_tile_tables_serve_their_rows_and_keep_the_bits(
                 assert np.array_equal(logits(rows), bits)
                 assert (count in counted(backend, before)) == (rows in served)
             # The same path with other contents is another recording.
-            path.write_text(json.dumps({"tiles": {}}), "utf-8")
-            backend.apply_knobs(KnobSet({}).changed({f"QWEN38_{name}": str(path)}))
-            before = backend.engaged()
-            assert np.array_equal(logits(2), wanted[2])
-            assert count not in counted(backend, before)
+            here, elsewhere = backend.pool.library.isa, {"tiles": dict.fromkeys(keys, sizes)}
+            for contents in (
+                {"tiles": {}},
+                {"levels": {"another": elsewhere}},
+                {"levels": {"another": elsewhere, here: {"tiles": {}}}},
+            ):
+                path.write_text(json.dumps(contents), "utf-8")
+                backend.apply_knobs(KnobSet({}).changed({f"QWEN38_{name}": str(path)}))
+                before = backend.engaged()
+                assert np.array_equal(logits(2), wanted[2])
+                assert count not in counted(backend, before)
     finally:
         backend.apply_knobs(KnobSet({}))
 

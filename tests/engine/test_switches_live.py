@@ -12,7 +12,8 @@ from test_runner import PATIENCE_S, Listener, ask
 
 from engine.api import Finished, KnobsChanged, KnobsRefused, Loaded
 from engine.fake import FakeEngine
-from engine.knobs import read_profile
+from engine.knob_rows import served_values
+from engine.knobs import knob_named, read_profile
 from engine.runner import ThreadedEngine
 
 DEPTH = "QWEN38_MTP_DEPTH"
@@ -86,7 +87,10 @@ def test_a_change_during_an_answer_holds_from_the_next_round(
 
 def test_a_set_of_switches_is_saved_as_a_profile(handle: ThreadedEngine, tmp_path: Path) -> None:
     handle.save_profile(str(tmp_path / "mine.env"))
-    served = {"QWEN38_LOOKUP": "1"}  # what differs from the defaults
+    served = {
+        name: value for name, value in served_values().items() if value != knob_named(name).default
+    }
+    assert served["QWEN38_LOOKUP"] == "1"
     assert read_profile(tmp_path / "mine.env") == {**served, "QWEN38_CPU_ISA": "reference"}
 
 

@@ -25,25 +25,57 @@ def test_sizes_are_found_by_the_shape_of_the_stored_product(tmp_path: Path) -> N
     packed = pack_bf16([torch.zeros(20, 64, dtype=torch.bfloat16)] * 2)
     assert shape_key(packed) == "64x64"
     entry = {"rows": 4, "tiles": 8, "inputs": 256, "ahead_bytes": 128, "tuned_gbps": 1.5}
-    read = read_tiles(table(tmp_path, {"date": "x", "tiles": {"64x64": entry, "16x32": {}}}))
+    read = read_tiles(
+        table(tmp_path, {"date": "x", "tiles": {"64x64": entry, "16x32": {}}}), "avx2"
+    )
     assert read.of(packed) == Blocking(rows=4, tiles=8, inputs=256, ahead_bytes=128)
     assert read.sizes["16x32"] == DEFAULT
     assert read.of(pack_bf16([torch.zeros(20, 32, dtype=torch.bfloat16)])) is None
 
 
+def level_of(rows: int, cpu: str = "") -> dict[str, object]:
+    origin = {"machine": {"cpu_model": cpu}} if cpu else {}
+    return {"tiles": {"16x16": {"rows": rows}}, "tiles_from": origin}
+
+
+def test_sizes_measured_at_another_level_are_not_used(tmp_path: Path) -> None:
+    path = table(tmp_path, {"levels": {"avx2": level_of(2, "one"), "amx": level_of(4, "other")}})
+    for level, rows, cpu in (("avx2", 2, "one"), ("amx", 4, "other")):
+        read = read_tiles(path, level)
+        assert read.sizes == {"16x16": Blocking(rows=rows)}
+        assert (read.unfit, read.measured_on) == ("", cpu)
+    read = read_tiles(path, "portable")
+    assert not read.sizes
+    assert read.unfit == "measured at amx, avx2, this is portable"
+
+
+def test_a_plain_table_serves_the_level_that_it_names_or_every_one(tmp_path: Path) -> None:
+    plain = {"tiles": {"16x16": {"rows": 1}}}
+    named = {**plain, "tiles_from": {"isa": "amx"}}
+    assert read_tiles(table(tmp_path, plain), "avx2").sizes == {"16x16": Blocking(rows=1)}
+    assert read_tiles(table(tmp_path, named), "amx").sizes == {"16x16": Blocking(rows=1)}
+    assert read_tiles(table(tmp_path, named), "avx2").unfit == "measured at amx, this is avx2"
+    # A level's own table goes first.
+    path = table(tmp_path, {**plain, "levels": {"avx2": level_of(2)}})
+    assert read_tiles(path, "avx2").sizes == {"16x16": Blocking(rows=2)}
+    assert read_tiles(path, "amx").sizes == {"16x16": Blocking(rows=1)}
+    path = table(tmp_path, {"tiles": {}, "levels": {"avx2": level_of(2)}})
+    assert read_tiles(path, "amx").unfit == "measured at avx2, this is amx"
+
+
 def test_another_devices_table_is_not_read(tmp_path: Path) -> None:
-    assert not read_tiles(table(tmp_path, {"cuda": {"16x16": {"wk": 8}}})).sizes
+    assert not read_tiles(table(tmp_path, {"cuda": {"16x16": {"wk": 8}}}), "avx2").sizes
 
 
 def test_no_path_is_an_empty_table() -> None:
-    assert not read_tiles(None).sizes
-    assert read_tiles(None).digest == ""
+    assert not read_tiles(None, "avx2").sizes
+    assert read_tiles(None, "avx2").digest == ""
 
 
 def test_the_digest_follows_the_contents(tmp_path: Path) -> None:
-    first = read_tiles(table(tmp_path, {"tiles": {}})).digest
-    assert first != read_tiles(table(tmp_path, {"tiles": {"16x16": {}}})).digest
-    assert first == read_tiles(table(tmp_path, {"tiles": {}})).digest
+    first = read_tiles(table(tmp_path, {"tiles": {}}), "avx2").digest
+    assert first != read_tiles(table(tmp_path, {"tiles": {"16x16": {}}}), "avx2").digest
+    assert first == read_tiles(table(tmp_path, {"tiles": {}}), "avx2").digest
 
 
 @pytest.mark.parametrize(
@@ -55,6 +87,9 @@ def test_the_digest_follows_the_contents(tmp_path: Path) -> None:
         ('{"tiles": {"16x16": {"rows": ' + "9" * 5000 + "}}}", "not JSON"),
         ([], 'no object "tiles"'),
         ({"tiles": []}, 'no object "tiles"'),
+        ({"levels": []}, '"levels" is not an object'),
+        ({"levels": {"avx2": []}}, 'no object "levels.avx2.tiles"'),
+        ({"levels": {"amx": {"tiles": {"16": {}}}}}, "'16' is no shape"),
         ({"tiles": {"16": {}}}, "'16' is no shape"),
         ({"tiles": {"20x16": {}}}, "'20x16' is no shape"),
         ({"tiles": {"0x16": {}}}, "'0x16' is no shape"),
@@ -73,7 +108,7 @@ def test_the_digest_follows_the_contents(tmp_path: Path) -> None:
 )
 def test_a_wrong_table_is_refused(content: object, said: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        read_tiles(table(tmp_path, content))
+        read_tiles(table(tmp_path, content), "avx2")
     assert said in caught.value.cause
     assert "tiles.json is not used" in caught.value.cause
     assert caught.value.kept
@@ -88,7 +123,7 @@ def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
         (table(tmp_path, " " * (5 << 20)), "larger than"),
     ):
         with pytest.raises(UsageError, match=said):
-            read_tiles(path)
+            read_tiles(path, "avx2")
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe{")
     with pytest.raises(UsageError, match="not JSON"):
-        read_tiles(tmp_path / "bytes.json")
+        read_tiles(tmp_path / "bytes.json", "avx2")
