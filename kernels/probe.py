@@ -8,6 +8,7 @@ alternation with them and with the same number of threads.
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ from kernels.cpu.buffers import aligned_empty, aligned_zeros
 from kernels.tape import Pool, Tape
 
 _SMALLEST_WORKING_SET = 1 << 30
+_SMALLEST_FLUSH = 64 << 20
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _DOT_ROUNDS = 200_000
 _IDLE_S = 1.0
@@ -46,6 +48,38 @@ def last_level_cache_bytes() -> int:
         if match:
             sizes.append(int(match[1]) * units[match[2]])
     return max(sizes)
+
+
+def last_level_caches() -> int:
+    """How many caches like the largest one this machine has, 1 where the system does not say."""
+    count, largest = 1, 0
+    for file in _CACHES.glob("index*/shared_cpu_map"):
+        level = int((file.parent / "level").read_text(encoding="ascii"))
+        mask = file.read_text(encoding="ascii").strip().replace(",", "")
+        if level > largest and (shared := int(mask, 16).bit_count()):
+            largest, count = level, -(-(os.cpu_count() or 1) // shared)
+    return count
+
+
+class CacheFlush:
+    """Reads memory that no cache can keep, so that what lay in one before comes from memory again."""
+
+    def __init__(self, pool: Pool, factor: int = 4) -> None:
+        """Allocate and touch `factor` times the largest cache, for each that the threads may use.
+
+        Every thread reads its part alone, so that part has to exceed the cache that it goes through.
+        """
+        each = max(_SMALLEST_FLUSH, factor * last_level_cache_bytes())
+        self.nbytes = each * min(pool.threads, last_level_caches()) // 8192 * 8192
+        self._data = aligned_empty(self.nbytes, torch.uint8, alignment=4096)
+        self._data.fill_(1)
+        self._sink = aligned_zeros((pool.threads, 16), torch.float32)
+
+    def append(self, tape: Tape, name: str = "flush") -> None:
+        """Record the read."""
+        args = _ProbeArgs(self._data.data_ptr(), None, self._sink.data_ptr(), self.nbytes)
+        keep = (self._data, self._sink)
+        tape.append(name, "rondo_probe_read", args, keep, bytes_read=self.nbytes)
 
 
 class Probe:

@@ -2,7 +2,7 @@
 """`rondo tune`: a table of product sizes that are fastest on this machine, with the default's bits.
 
 On the processor these are sizes of loops, with --device cuda launch settings; a file holds both, each in its
-own section.
+own section, and the processor's by the instruction level that they were measured at.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.cli import OK, print_json
-from engine.errors import RondoError, UsageError
+from engine.errors import Cancelled, RondoError, UsageError
 from engine.measure.machine import available_cores, machine_record
 from engine.measure.shapes import Shape, named_shape, shape_names
+from engine.model.tiles import LEVELS, plain_level
 from engine.paths import data_dir
 from engine.replace_file import replace_text
 
@@ -40,22 +41,28 @@ _CODE = ("git_commit", "git_dirty", "code_sha256_12")
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument(
-        "--shape", default="demo", metavar="NAME[:LAYERS]", help=", ".join(shape_names())
+        "--shape",
+        default="demo",
+        metavar="NAME[:LAYERS],...",
+        help=f"one or several with commas, for one table: {', '.join(shape_names())}",
     )
-    parser.add_argument("--vocab", type=int, metavar="N", help="rows of the vocabulary")
+    parser.add_argument("--vocab", type=int, metavar="N", help="at most N rows of the vocabulary")
     parser.add_argument("--weights", default="nvfp4", choices=("nvfp4", "fp8"))
     parser.add_argument("--wide", action="store_true", help="for 17 to 32 rows (nvfp4)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, metavar="N", help="default: every core; cpu alone")
-    parser.add_argument("--turns", type=int, metavar="N", help="of every setting: 5; cpu alone")
+    parser.add_argument("--turns", type=int, metavar="N", help="of a setting: 5; cpu alone")
     parser.add_argument("--out", metavar="FILE", help="default: in the user's data folder")
 
 
 @dataclass(frozen=True)
 class _Table:
-    """What a sweep leaves: entries under `section`, their origin, and a line of words for each product."""
+    """What a sweep leaves: entries, their origin, and a line of words for each product.
 
-    section: str
+    `level`: the instruction level of a processor's table, empty for a GPU's.
+    """
+
+    level: str
     entries: dict[str, Any]
     origin: dict[str, Any]
     rows: list[Any]
@@ -67,23 +74,28 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     if (arguments.weights, arguments.wide) not in _TABLES:
         raise UsageError("One table serves all rows of FP8 weights.", next_step="Leave out --wide.")
     switch, file_name, row_range = _TABLES[arguments.weights, arguments.wide]
-    shape = named_shape(arguments.shape, vocab=arguments.vocab)
+    shapes = _shapes(arguments)
     path = Path(arguments.out) if arguments.out else data_dir() / "tiles" / file_name
     present = _present(path)
-    measured = (_on_gpu if arguments.device == "cuda" else _on_processor)(arguments, shape, cancel)
-    made = {
-        measured.section: measured.entries,
-        f"{measured.section}_from": {
-            "switch": switch,
-            "shape": shape.name,
-            **measured.origin,
-            "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            **_provenance(),
-        },
+    try:
+        measure = _on_gpu if arguments.device == "cuda" else _on_processor
+        measured = measure(arguments, shapes, cancel)
+    except (Cancelled, KeyboardInterrupt):
+        kept = f"{path} is as it was." if path.exists() else "No table was written."
+        raise Cancelled("Tuning was cancelled.", kept=kept) from None
+    origin = {
+        "switch": switch,
+        "shape": ",".join(shape.name for shape in shapes),
+        "cut": [f"{shape.name}: {shape.note}" for shape in shapes if shape.note],
+        **measured.origin,
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        **_provenance(),
     }
     about = f"Product sizes by weight shape for {row_range} rows, written by `rondo tune`."
-    _write(path, {"about": about, **present, **made})
+    _write(path, {"about": about, **_joined(present, measured, origin)})
     if arguments.json:
+        section = "tiles" if measured.level else "cuda"
+        made = {section: measured.entries, f"{section}_from": origin}
         print_json({"file": str(path), **made, "rows": [asdict(row) for row in measured.rows]})
         return OK
     for line in measured.words:
@@ -92,7 +104,35 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     return OK
 
 
-def _on_processor(arguments: argparse.Namespace, shape: Shape, cancel: threading.Event) -> _Table:
+def _shapes(arguments: argparse.Namespace) -> list[Shape]:
+    """The shapes that --shape names, each once; UsageError where one is none."""
+    found = {}
+    for text in arguments.shape.split(","):
+        shape = named_shape(text)
+        if arguments.vocab is not None:
+            capped = named_shape(text, vocab=arguments.vocab)
+            shape = min(shape, capped, key=lambda each: each.config.vocab_size)
+        found[shape.name] = shape
+    return list(found.values())
+
+
+def _joined(present: dict[str, Any], measured: _Table, origin: dict[str, Any]) -> dict[str, Any]:
+    """What the file holds afterwards: tables of other devices and levels stay."""
+    if not measured.level:
+        return {**present, "cuda": measured.entries, "cuda_from": origin}
+    plain, levels = present.get("tiles"), dict(present.get(LEVELS) or {})
+    rest = {name: value for name, value in present.items() if name not in ("tiles", "tiles_from")}
+    if plain and (level := plain_level(present)):
+        levels.setdefault(level, {"tiles": plain, "tiles_from": present["tiles_from"]})
+    elif plain:
+        rest["tiles"] = plain  # of no level, so it serves those that have no table
+    levels[measured.level] = {"tiles": measured.entries, "tiles_from": origin}
+    return {**rest, LEVELS: levels}
+
+
+def _on_processor(
+    arguments: argparse.Namespace, shapes: list[Shape], cancel: threading.Event
+) -> _Table:
     from engine.measure.tune import NARROW_ROWS, WIDE_ROWS, tune
     from kernels.build import NativeBuildError, load_library
     from kernels.tape import Pool
@@ -110,7 +150,7 @@ def _on_processor(arguments: argparse.Namespace, shape: Shape, cancel: threading
         library = load_library()
         with Pool(library, threads) as pool:
             found = tune(
-                shape,
+                shapes,
                 weight_format=arguments.weights,
                 rows=rows,
                 pool=pool,
@@ -121,7 +161,7 @@ def _on_processor(arguments: argparse.Namespace, shape: Shape, cancel: threading
     except NativeBuildError as error:
         raise RondoError(f"{error}.", next_step="`rondo doctor` says what is missing.") from error
     return _Table(
-        "tiles",
+        library.isa,
         {row.key: _entry(asdict(row.blocking), row) for row in found if _gains(row)},
         {"threads": threads, "isa": library.isa},
         found,
@@ -129,7 +169,7 @@ def _on_processor(arguments: argparse.Namespace, shape: Shape, cancel: threading
     )
 
 
-def _on_gpu(arguments: argparse.Namespace, shape: Shape, cancel: threading.Event) -> _Table:
+def _on_gpu(arguments: argparse.Namespace, shapes: list[Shape], cancel: threading.Event) -> _Table:
     import torch
 
     from kernels.build_cache import NativeBuildError
@@ -144,7 +184,7 @@ def _on_gpu(arguments: argparse.Namespace, shape: Shape, cancel: threading.Event
 
         library = CudaLibrary(on_progress=_tell)
         found = tune_cuda(
-            shape,
+            shapes,
             weight_format=arguments.weights,
             wide=arguments.wide,
             library=library,
@@ -154,7 +194,7 @@ def _on_gpu(arguments: argparse.Namespace, shape: Shape, cancel: threading.Event
     except (NativeBuildError, CudaError, ImportError, OSError) as error:
         raise _no_gpu(str(error)) from error
     return _Table(
-        "cuda",
+        "",
         {row.key: _entry(row.setting, row) for row in found if _gains(row)},
         gpu_record(library),
         found,
@@ -187,7 +227,7 @@ def _present(path: Path) -> dict[str, Any]:
         raise _occupied(path, f"cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise _occupied(path, f"is not JSON: {error}") from error
-    if not isinstance(content, dict) or not {"tiles", "cuda"} & content.keys():
+    if not isinstance(content, dict) or not {"tiles", LEVELS, "cuda"} & content.keys():
         raise _occupied(path, "holds something else")
     return content
 

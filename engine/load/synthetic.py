@@ -65,6 +65,11 @@ def synthetic_weights(
     )
 
 
+def synthetic_head(config: ModelConfig, seed: int = 0) -> Fp8Row:
+    """The output head alone, as NVFP4 and FP8 weights store it."""
+    return _Draw("fp8", seed).head(config.vocab_size, config.hidden_size)
+
+
 def _layer(draw: _Draw, config: ModelConfig, kind: str) -> LayerWeights:
     return _attention(draw, config) if kind == FULL else _gdn(draw, config)
 

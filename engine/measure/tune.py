@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Which sizes make each product of a shape fastest on this machine, over weights that no cache holds.
+"""Which sizes make each product of some shapes fastest on this machine, over weights that no cache holds.
 
-Settings are timed in alternation, one parameter after the other. A setting stands only where it beats the
-default by more than a margin in two comparisons of its own, and where it gives the default's bits at 1 to 32
-rows.
+Settings are timed in alternation, one parameter after the other; those clearly slower than the best get one
+turn alone. A setting stands only where it beats the default by more than a margin in two comparisons of its
+own, and where it then gives the default's bits at 1 to 32 rows over the whole weight.
 """
 
 from __future__ import annotations
@@ -11,25 +11,17 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-from torch import Tensor
-
-from engine.errors import Cancelled, RondoError
-from engine.load.synthetic import synthetic_weights
 from engine.measure.shapes import Shape
-from engine.model.native_weights import NativeWeights
-from engine.model.projection import Packing, Projection
-from engine.model.tiles import shape_key
+from engine.measure.tune_case import Case, copies, products, stop_if
+from engine.model.projection import Packing
 from kernels.cpu.blocking import DEFAULT, Blocking
-from kernels.cpu.buffers import aligned_copy, aligned_zeros
-from kernels.cpu.product import PRIVATE_ROWS, PackedLinear, linear
-from kernels.probe import last_level_cache_bytes
-from kernels.tape import Pool, Tape
+from kernels.cpu.product import PackedLinear
+from kernels.probe import CacheFlush
+from kernels.tape import Pool
 
-FUNCTIONS = {"nvfp4": "rondo_nvfp4_linear", "fp8": "rondo_fp8_linear"}
 NARROW_ROWS, WIDE_ROWS = (1, 4, 8, 16), (17, 24, 32)
 # Tried one after the other, each on top of what the ones before found.
 SWEEP: tuple[tuple[str, tuple[int, ...]], ...] = (
@@ -39,9 +31,7 @@ SWEEP: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("ahead_bytes", (0, 1024, 2048, 4096, 8192, 16384)),
 )
 _MARGIN = 0.98  # of the default's time; what gains less stays out of the table
-_COLD_FACTOR = 4
-_LEAST_COLD_BYTES = 64 << 20
-_MOST_COPIES = 4096
+_REACH = 1.15  # times the shortest first turn; what takes longer gets no second
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +47,7 @@ class TuneRow:
 
 
 def tune(
-    shape: Shape,
+    shapes: Sequence[Shape],
     *,
     weight_format: str,
     rows: Sequence[int],
@@ -67,146 +57,99 @@ def tune(
     on_progress: Callable[[str], None] = lambda line: None,
     cancel: threading.Event | None = None,
 ) -> list[TuneRow]:
-    """Sweep every product of `shape` in this format; one row for each distinct weight shape.
+    """Sweep every product of `shapes` in this format; one row for each distinct weight shape.
 
     Raises:
-        RondoError: a setting changed a bit of a result, which no size may.
-        Cancelled: `cancel` was set; looked at between settings.
+        RondoError: a setting that would be written changed a bit of a result, which no size may.
+        Cancelled: `cancel` was set; looked at between runs.
     """
-    found = []
     packing = Packing(amx=pool.library.has_matrix_unit)
-    for packed in products(shape, weight_format, packing, seed=seed):
-        on_progress(f"{shape_key(packed)}: making cold copies")
-        case = _Case(packed, rows, pool, seed)
-        best, tried = DEFAULT, 1
-        for name, values in SWEEP:
-            settings = [best, *(replace(best, **{name: each}) for each in values)]
-            settings = [each for each in dict.fromkeys(settings) if each.inputs < packed.k]
-            for setting in settings:
-                _stop_if(cancel)
-                case.check_bits(setting)
-            on_progress(f"{shape_key(packed)}: {name}, {len(settings)} settings")
-            best = case.fastest(settings, turns, cancel)
-            tried += len(settings) - 1
-        # Twice: on a busy machine a gain that is none seldom shows both times.
-        compared = [case.times([DEFAULT, best], turns, cancel) for _ in range(2)]
-        default_ms, best_ms = (statistics.mean(column) for column in zip(*compared, strict=True))
-        if any(tuned > _MARGIN * plain for plain, tuned in compared):
-            best, best_ms = DEFAULT, default_ms
-        bytes_read = packed.weight_bytes * len(rows) / 1e6
-        found.append(
-            TuneRow(
-                shape_key(packed),
-                best,
-                tuple(rows),
-                bytes_read / default_ms,
-                bytes_read / best_ms,
-                tried,
-            )
-        )
+    on_progress("finding the products")
+    run_bytes = []
+    # Packed and dropped again, one layer at a time: the number is wanted before the first is timed.
+    for packed in products(shapes, weight_format, packing, seed=seed):
+        stop_if(cancel)
+        run_bytes.append(packed.weight_bytes * copies(packed))
+    progress = _Progress(run_bytes, on_progress)
+    flush = CacheFlush(pool)
+    found = []
+    for packed in products(shapes, weight_format, packing, seed=seed):
+        stop_if(cancel)
+        case = Case(packed, rows, pool, flush, seed)
+        progress.begin(case)
+        found.append(_best(case, packed, tuple(rows), turns, progress.say, cancel))
+        gain = 100 * (found[-1].tuned_gbps / found[-1].default_gbps - 1)
+        progress.end(f"{gain:+.1f} %" if gain > 0 else "the default is as good")
+        del case  # before the next layer is packed
     return found
 
 
-def products(
-    shape: Shape, weight_format: str, packing: Packing, *, seed: int = 0
-) -> Iterator[PackedLinear]:
-    """One weight of each distinct shape that a pass of `shape` multiplies in this format."""
-    config = shape.config
-    weights = synthetic_weights(config, weight_format, seed)
-    packed = NativeWeights.pack(config, weights, positions=1, packing=packing)
-    seen = set()
-    for projection in _projections(packed):
-        for product, _ in projection.products:
-            key = shape_key(product)
-            if product.function == FUNCTIONS[weight_format] and key not in seen:
-                seen.add(key)
-                yield product
+def _best(
+    case: Case,
+    packed: PackedLinear,
+    rows: tuple[int, ...],
+    turns: int,
+    say: Callable[[str], None],
+    cancel: threading.Event | None,
+) -> TuneRow:
+    best, tried = DEFAULT, 1
+    for name, values in SWEEP:
+        settings = [best, *(replace(best, **{name: each}) for each in values)]
+        settings = [each for each in dict.fromkeys(settings) if each.inputs < packed.k]
 
+        def on_left(count: int, name: str = name, total: int = len(settings)) -> None:
+            say(f"{name}, {count} of {total} settings left")
 
-def _projections(packed: NativeWeights) -> Iterator[Projection]:
-    for layer in packed.layers:
-        yield layer.project
-        yield layer.out
-        for each in (layer.mlp.fused, layer.mlp.gate, layer.mlp.up, layer.mlp.down):
-            if each is not None:
-                yield each
-    yield packed.head
-
-
-class _Case:
-    """Copies of one weight that together lie beyond every cache, and activations for its rows."""
-
-    def __init__(self, packed: PackedLinear, rows: Sequence[int], pool: Pool, seed: int) -> None:
-        self._pool = pool
-        self._rows = tuple(rows)
-        cold = max(_LEAST_COLD_BYTES, _COLD_FACTOR * last_level_cache_bytes())
-        count = min(_MOST_COPIES, -(-cold // packed.weight_bytes))
-        self._copies = [packed, *(_copy(packed) for _ in range(count - 1))]
-        generator = torch.Generator().manual_seed(seed)
-        x = torch.randn(PRIVATE_ROWS, packed.k, generator=generator)
-        self._x = aligned_copy(x.to(torch.bfloat16))
-        self._out = aligned_zeros((PRIVATE_ROWS, packed.columns), torch.bfloat16)
-        self._tapes: dict[tuple[int, Blocking], Tape] = {}
-        self._wanted = [self._result(count, DEFAULT) for count in range(1, PRIVATE_ROWS + 1)]
-
-    def check_bits(self, setting: Blocking) -> None:
-        """RondoError where `setting` gives other bits than the default at some row count."""
-        for count, wanted in enumerate(self._wanted, 1):
-            if not torch.equal(self._result(count, setting), wanted):
-                raise RondoError(
-                    f"{setting} changes the bits of {shape_key(self._copies[0])} at {count} rows.",
-                    kept="No table was written.",
-                    next_step="Report this: no size may change a result.",
-                )
-
-    def fastest(
-        self, settings: Sequence[Blocking], turns: int, cancel: threading.Event | None
-    ) -> Blocking:
-        """The setting with the least time over all row counts; the first of equals."""
-        times = self.times(settings, turns, cancel)
-        return settings[times.index(min(times))]
-
-    def times(
-        self, settings: Sequence[Blocking], turns: int, cancel: threading.Event | None
-    ) -> list[float]:
-        """Milliseconds of one product summed over the row counts, for each setting; medians of turns."""
-        samples: dict[tuple[int, int], list[float]] = {}
-        for _ in range(turns):
-            for rows in self._rows:
-                for at, setting in enumerate(settings):
-                    _stop_if(cancel)
-                    samples.setdefault((at, rows), []).append(self._run(rows, setting))
-        return [
-            sum(statistics.median(samples[at, rows]) for rows in self._rows)
-            for at in range(len(settings))
-        ]
-
-    def _run(self, rows: int, setting: Blocking) -> float:
-        tape = self._tapes.get((rows, setting))
-        if tape is None:
-            tape = self._tapes[rows, setting] = Tape(self._pool)
-            for packed in self._copies:
-                linear(tape, packed, self._x, self._out, rows=rows, blocking=setting)
-        begun_s = time.perf_counter()
-        tape.run()
-        return (time.perf_counter() - begun_s) * 1e3 / len(self._copies)
-
-    def _result(self, rows: int, setting: Blocking) -> Tensor:
-        self._out.zero_()
-        tape = Tape(self._pool, eager=True)
-        linear(tape, self._copies[0], self._x, self._out, rows=rows, blocking=setting)
-        return self._out[:rows].clone()
-
-
-def _copy(packed: PackedLinear) -> PackedLinear:
-    return replace(
-        packed,
-        weight=aligned_copy(packed.weight),
-        scale=None if packed.scale is None else aligned_copy(packed.scale),
-        row_scale=None if packed.row_scale is None else aligned_copy(packed.row_scale),
+        times = case.times(settings, turns, cancel, reach=_REACH, on_left=on_left)
+        best = min(times, key=times.__getitem__)  # the first of equals
+        case.forget(set(settings) - {best, DEFAULT})
+        tried += len(settings) - 1
+    # Twice: on a busy machine a gain that is none seldom shows both times.
+    compared = [case.times([DEFAULT, best], turns, cancel) for _ in range(2)]
+    if any(each[best] > _MARGIN * each[DEFAULT] for each in compared):
+        best = DEFAULT
+    if best != DEFAULT:
+        say("comparing the bits of the best setting at every row count")
+        case.prove(best, cancel)
+    read = packed.weight_bytes * len(rows) / 1e6
+    default, tuned = (
+        read / statistics.mean(each[setting] for each in compared) for setting in (DEFAULT, best)
     )
+    return TuneRow(case.key, best, rows, default, tuned, tried)
 
 
-def _stop_if(cancel: threading.Event | None) -> None:
-    if cancel is not None and cancel.is_set():
-        raise Cancelled("Tuning was cancelled.", kept="No table was written.")
+class _Progress:
+    """Says which product of how many is on, and once one is done about how long the rest takes."""
+
+    def __init__(self, run_bytes: Sequence[int], on_progress: Callable[[str], None]) -> None:
+        self._run_bytes = run_bytes  # what a run of each product reads
+        self._tell = on_progress
+        self._done = 0
+        self._timed_s = self._other_s = 0.0  # of the products that are done
+
+    def begin(self, case: Case) -> None:
+        self._case, self._begun_s = case, time.monotonic()
+        self.say("begun")
+
+    def say(self, what: str) -> None:
+        at = f"product {self._done + 1} of {len(self._run_bytes)} ({self._case.key})"
+        left = f"; about {_duration(self._left_s())} left" if self._done else ""
+        self._tell(f"{at}: {what}{left}")
+
+    def end(self, result: str) -> None:
+        self.say(result)
+        timed_s = self._case.timed_ms / 1e3
+        self._timed_s += timed_s
+        self._other_s += time.monotonic() - self._begun_s - timed_s
+        self._done += 1
+
+    def _left_s(self) -> float:
+        """Runs take time by their bytes, all else by the number of products."""
+        rate = self._timed_s / sum(self._run_bytes[: self._done])
+        ahead = self._run_bytes[self._done :]
+        whole = rate * sum(ahead) + self._other_s / self._done * len(ahead)
+        return max(0.0, whole - (time.monotonic() - self._begun_s))
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

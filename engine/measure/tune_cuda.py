@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
-from engine.errors import Cancelled
 from engine.load.synthetic import synthetic_weights
 from engine.measure.shapes import Shape
 from engine.measure.tune import NARROW_ROWS, WIDE_ROWS
+from engine.measure.tune_case import stop_if
 from engine.model.config import FULL, ModelConfig
 from engine.model.cuda_forward import products_of
 from engine.model.cuda_weights import CudaWeights, DeviceBlocks
@@ -49,7 +49,7 @@ def row_shares(weight_format: str, *, wide: bool) -> dict[int, float]:
 
 
 def tune_cuda(
-    shape: Shape,
+    shapes: Sequence[Shape],
     *,
     weight_format: str,
     wide: bool,
@@ -57,17 +57,21 @@ def tune_cuda(
     on_progress: Callable[[str], None] = lambda line: None,
     cancel: threading.Event | None = None,
 ) -> list[CudaTuneRow]:
-    """Sweep every product of `shape` in this format; one row for each distinct weight shape.
+    """Sweep every product of `shapes` in this format; one row for each distinct weight shape.
 
     Raises:
         Cancelled: `cancel` was set; looked at between shapes.
     """
     shares = row_shares(weight_format, wide=wide)
     found = []
-    for outputs, inputs in product_shapes(shape.config, weight_format, library.device):
-        if cancel is not None and cancel.is_set():
-            raise Cancelled("Tuning was cancelled.", kept="No table was written.")
-        on_progress(f"{outputs}x{inputs}")
+    met = dict.fromkeys(
+        pair
+        for shape in shapes
+        for pair in product_shapes(shape.config, weight_format, library.device)
+    )
+    for number, (outputs, inputs) in enumerate(met, 1):
+        stop_if(cancel)
+        on_progress(f"product {number} of {len(met)} ({outputs}x{inputs})")
         swept: Swept[Any]
         if weight_format == "fp8":
             weights = _fp8_weights(library, outputs, inputs)

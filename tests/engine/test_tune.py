@@ -1,70 +1,37 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""`rondo tune` writes a table that its switch reads, and keeps only settings with the default's bits."""
+"""`rondo tune` writes a table that its switch reads, keeps the others in the file, and says where it is."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 from test_cli import run_json
+from tune_world import FASTER, given_products, make_small, make_timed, one, wrong_bits
 
 from engine.cli import main
 from engine.commands import tune as command
-from engine.errors import RondoError
 from engine.measure import tune as tuning
-from engine.measure.shapes import named_shape
-from engine.model.projection import Packing
-from engine.model.tiles import read_tiles, shape_key
+from engine.measure.shapes import Shape, named_shape
+from engine.model.tiles import read_tiles
 from kernels.build import load_library
-from kernels.cpu.blocking import DEFAULT, Blocking
 from kernels.cpu.product import PackedLinear
-from kernels.fp8_linear.pack import pack_fp8_rows
-from kernels.nvfp4_linear.pack import pack_nvfp4
-from kernels.tape import Pool
-
-FASTER = Blocking(rows=1, inputs=256)
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A short sweep over few copies of one product, so that it takes moments."""
-    monkeypatch.setattr(tuning, "_LEAST_COLD_BYTES", 1 << 16)
-    monkeypatch.setattr(tuning, "last_level_cache_bytes", lambda: 0)
-    monkeypatch.setattr(tuning, "SWEEP", (("rows", (1, 4)), ("inputs", (256,))))
-    monkeypatch.setattr(
-        tuning, "products", lambda shape, weight_format, packing, seed: [one(weight_format)]
-    )
-
-
-def one(weight_format: str) -> PackedLinear:
-    draw = torch.Generator().manual_seed(1)
-    if weight_format == "fp8":
-        codes = torch.randn(48, 512, generator=draw).to(torch.float8_e4m3fn)
-        return pack_fp8_rows([(codes, 0.5)])
-    codes = torch.randint(0, 256, (48, 256), generator=draw).to(torch.uint8)
-    scales = torch.rand(48, 32, generator=draw).to(torch.float8_e4m3fn)
-    return pack_nvfp4([(codes, scales, 0.5)])
+    make_small(monkeypatch)
 
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Times by the setting alone: each size of FASTER takes a tenth off."""
-
-    def run(case: object, rows: int, setting: Blocking) -> float:
-        hits = (setting.rows == FASTER.rows) + (setting.inputs == FASTER.inputs)
-        return rows * (1.0 - 0.1 * hits)
-
-    monkeypatch.setattr(tuning._Case, "_run", run)
-
-
-def run_tune(pool: Pool, turns: int = 1) -> list[tuning.TuneRow]:
-    return tuning.tune(
-        named_shape("demo"), weight_format="nvfp4", rows=(1, 2), pool=pool, turns=turns
-    )
+    make_timed(monkeypatch)
 
 
 @pytest.mark.usefixtures("small", "timed")
@@ -90,28 +57,55 @@ def test_a_table_is_written_and_read(
     assert code == 0
     written = json.loads(path.read_text("utf-8"))
     assert values["file"] == str(path)
-    assert values["tiles"] == written["tiles"]
-    origin = written["tiles_from"]
+    level = load_library().isa
+    assert list(written["levels"]) == [level]
+    table = written["levels"][level]
+    assert values["tiles"] == table["tiles"]
+    origin = table["tiles_from"]
+    assert origin["isa"] == level
     assert (origin["switch"], origin["shape"], origin["threads"]) == (switch, "demo", 1)
     assert origin["machine"]["cpu_model"]
     assert origin["date"].endswith("Z")
     assert len(origin["code_sha256_12"]) == 12
-    assert read_tiles(path).sizes == {"48x512": FASTER}
-    entry = written["tiles"]["48x512"]
+    assert read_tiles(path, level).sizes == {"48x512": FASTER}
+    assert read_tiles(path, "another").unfit == f"measured at {level}, this is another"
+    entry = table["tiles"]["48x512"]
     assert entry["measured_rows"] == rows
     assert entry["tuned_gbps"] == pytest.approx(entry["default_gbps"] / 0.8)
 
 
+ELSEWHERE = {"tiles": {"16x16": {}}, "tiles_from": {"isa": "another"}}
+
+
 @pytest.mark.usefixtures("small", "timed")
-def test_another_devices_table_in_the_file_is_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("present", "kept"),
+    [
+        ({"about": "both", "cuda": {"16x16": {"wk": 8}}, "tiles": {}}, None),
+        ({"levels": {"another": ELSEWHERE}}, None),
+        (ELSEWHERE, {"levels": {"another": ELSEWHERE}}),
+        ({"tiles": {"16x16": {}}}, None),
+    ],
+)
+def test_tables_of_other_devices_and_levels_are_kept(
+    present: dict[str, Any],
+    kept: dict[str, Any] | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = tmp_path / "tiles.json"
-    path.write_text('{"about": "both", "cuda": {"16x16": {"wk": 8}}, "tiles": {"16x16": {}}}')
-    assert run_json(capsys, "tune", "--threads", "1", "--turns", "1", "--out", str(path))[0] == 0
-    written = json.loads(path.read_text("utf-8"))
-    assert (written["about"], written["cuda"]) == ("both", {"16x16": {"wk": 8}})
-    assert list(written["tiles"]) == ["48x512"]
+    path.write_text(json.dumps(present), "utf-8")
+    for _ in range(2):  # the second replaces what the first wrote
+        options = ("--threads", "1", "--turns", "1", "--out", str(path))
+        assert run_json(capsys, "tune", *options)[0] == 0
+        written = json.loads(path.read_text("utf-8"))
+        here = written["levels"].pop(load_library().isa)
+        assert list(here["tiles"]) == ["48x512"]
+        about = present.get("about", written["about"])
+        wanted = {"levels": {}, **(kept or present), "about": about}
+        if wanted.get("tiles") == {}:
+            del wanted["tiles"]
+        assert written == wanted
 
 
 @pytest.mark.parametrize("text", ["a letter", "[1]", '{"a": 1}', "[" * 100_000, "\xff"])
@@ -141,77 +135,95 @@ def test_a_table_that_cannot_be_written_is_told(
     assert '"48x512"' in told
 
 
-@pytest.mark.usefixtures("small")
-def test_a_setting_that_gains_less_than_the_margin_stays_out(
+@pytest.mark.usefixtures("small", "timed")
+@pytest.mark.parametrize("present", [True, False])
+def test_ctrl_c_writes_nothing(
+    present: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        tuning._Case, "_run", lambda case, rows, setting: 1.0 - 0.01 * (setting.rows == 1)
-    )
-    with Pool(load_library(), 1) as pool:
-        (row,) = run_tune(pool)
-    assert row.blocking == DEFAULT
-    assert row.tuned_gbps == row.default_gbps
-    assert row.settings == 4
+    path = tmp_path / "tiles.json"
+    if present:
+        path.write_text('{"tiles": {}}')
+
+    def interrupt(*_: object, **__: object) -> Iterator[PackedLinear]:
+        yield one("nvfp4")
+        os.kill(os.getpid(), signal.SIGINT)
+        yield one("nvfp4")
+
+    monkeypatch.setattr(tuning, "products", interrupt)
+    assert main(["tune", "--threads", "1", "--turns", "1", "--out", str(path)]) == 1
+    told = capsys.readouterr().err
+    assert (f"{path} is as it was" if present else "No table was written") in told
+    assert path.exists() == present
+    assert not present or path.read_text() == '{"tiles": {}}'
 
 
-@pytest.mark.usefixtures("small")
-def test_a_gain_that_shows_in_one_comparison_alone_stays_out(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.usefixtures("small", "timed")
+def test_a_chosen_setting_that_changes_a_bit_ends_the_sweep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls, last_fast = [], [0]
-
-    def times(case: object, settings: list[Blocking], *_: object) -> list[float]:
-        calls.append(settings)
-        fast = 0.5 if len(calls) <= last_fast[0] else 1.0
-        return [fast if setting.rows == 1 else 1.0 for setting in settings]
-
-    monkeypatch.setattr(tuning._Case, "times", times)
-    monkeypatch.setattr(tuning, "SWEEP", (("rows", (1,)), ("inputs", (256,))))
-    for lasting, kept in ((3, DEFAULT), (4, Blocking(rows=1))):
-        calls.clear()
-        last_fast[0] = lasting
-        with Pool(load_library(), 1) as pool:
-            (row,) = run_tune(pool)
-        assert len(calls) == 4
-        assert row.blocking == kept
+    wrong_bits(monkeypatch, inputs=FASTER.inputs)
+    path = tmp_path / "tiles.json"
+    code, values = run_json(capsys, "tune", "--threads", "1", "--turns", "1", "--out", str(path))
+    assert code == 1
+    assert "changes the bits of 48x512 at 31 rows" in values["error"]["cause"]
+    assert not path.exists()
 
 
-@pytest.mark.usefixtures("small")
-def test_a_setting_that_changes_a_bit_ends_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = tuning._Case._result
-
-    def wrong(case: object, rows: int, setting: Blocking) -> torch.Tensor:
-        out = result(case, rows, setting)
-        return out + 1 if setting.inputs == 256 and rows == 31 else out
-
-    monkeypatch.setattr(tuning._Case, "_result", wrong)
-    with Pool(load_library(), 1) as pool, pytest.raises(RondoError, match="at 31 rows"):
-        run_tune(pool)
-
-
-def test_every_product_of_a_shape_is_met_once_and_timed_over_cold_copies(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.usefixtures("small", "timed")
+def test_progress_goes_to_stderr_with_parameter_and_settings_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tuning, "_LEAST_COLD_BYTES", 1 << 20)
-    monkeypatch.setattr(tuning, "last_level_cache_bytes", lambda: 0)
-    shape = named_shape("demo:4", vocab=64)
-    found = {shape_key(packed): packed for packed in tuning.products(shape, "nvfp4", Packing())}
-    config = shape.config
-    inner, hidden = config.intermediate_size, config.hidden_size
-    assert {f"{2 * inner}x{hidden}", f"{hidden}x{inner}"} <= set(found)
-    packed = found[f"{hidden}x{inner}"]
-    with Pool(load_library(), 1) as pool:
-        case = tuning._Case(packed, (1, 3), pool, 0)
-        assert sum(each.weight_bytes for each in case._copies) >= 1 << 20
-        assert all(shape_key(each) == shape_key(packed) for each in case._copies)
-        assert len({each.weight.data_ptr() for each in case._copies}) == len(case._copies)
-        assert all(ms > 0 for ms in case.times([DEFAULT, FASTER], 2, None))
+    options = ["--threads", "1", "--turns", "1", "--out", str(tmp_path / "tiles.json")]
+    assert main(["tune", *options]) == 0
+    said = capsys.readouterr()
+    assert "product" not in said.out
+    assert said.err.splitlines() == [
+        "finding the products",
+        "product 1 of 1 (48x512): begun",
+        "product 1 of 1 (48x512): rows, 3 of 3 settings left",
+        "product 1 of 1 (48x512): inputs, 2 of 2 settings left",
+        "product 1 of 1 (48x512): comparing the bits of the best setting at every row count",
+        "product 1 of 1 (48x512): +25.0 %",
+    ]
+
+
+@pytest.mark.usefixtures("small", "timed")
+def test_several_shapes_make_one_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def products(shapes: list[Shape], *arguments: Any, **options: Any) -> Iterator[PackedLinear]:
+        asked[:] = [(shape.name, shape.config.vocab_size) for shape in shapes]
+        return given_products(shapes, *arguments, **options)
+
+    monkeypatch.setattr(tuning, "products", products)
+    path = tmp_path / "tiles.json"
+    options = ("--threads", "1", "--turns", "1", "--out", str(path), "--vocab", "8000")
+    names = "demo, qwen3.8-27b:4,demo,qwen3.5-0.8b"
+    code, values = run_json(capsys, "tune", "--shape", names, *options)
+    assert code == 0
+    # The vocabulary is capped, not set: the demo's own is smaller.
+    demo = named_shape("demo").config.vocab_size
+    assert demo < 8000
+    assert asked == [("demo", demo), ("qwen3.8-27b:4", 8000), ("qwen3.5-0.8b", 8000)]
+    origin = values["tiles_from"]
+    assert origin["shape"] == "demo,qwen3.8-27b:4,qwen3.5-0.8b"
+    assert origin["cut"][0].startswith("qwen3.8-27b:4: 4 of 64 layers, vocabulary 8000")
 
 
 @pytest.mark.parametrize(
     "options",
-    [("--weights", "fp8", "--wide"), ("--turns", "0"), ("--threads", "999"), ("--shape", "no")],
+    [
+        ("--weights", "fp8", "--wide"),
+        ("--turns", "0"),
+        ("--threads", "999"),
+        ("--shape", "no"),
+        ("--shape", "demo,"),
+    ],
 )
 def test_a_wrong_request_is_a_usage_error(
     options: tuple[str, ...], capsys: pytest.CaptureFixture[str]

@@ -103,3 +103,4 @@ def test_a_table_is_written_beside_the_processors(
     entry = written["cuda"]["4096x2048"]
     assert entry["tuned_gbps"] == pytest.approx(entry["default_gbps"] * 10 / 8)
     assert [row["key"] for row in values["rows"]] == ["4096x2048", "2048x1024"]
+    assert values["cuda"] == written["cuda"]
