@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kernels.cpu.product import TILE_ROWS, PackedLinear
 from kernels.e2m1.reference import decode, unpack
+from kernels.nvfp4_linear.pack import AMX_CODE_BYTES, AMX_INPUTS, AMX_UNIT_BYTES
 
 _FP8_BLOCK = 128
 
@@ -62,12 +63,12 @@ def _nvfp4(packed: PackedLinear, tiles: Tensor) -> Tensor:
 
 
 def _nvfp4_amx(weight: Tensor, tiles: Tensor, width: int) -> Tensor:
-    units = width // 32
-    raw = _tiles(weight, tiles, 1, units * 288).view(-1, units, 288)
+    units = width // AMX_INPUTS
+    raw = _tiles(weight, tiles, 1, units * AMX_UNIT_BYTES).view(-1, units, AMX_UNIT_BYTES)
     # [tile, 32 inputs, four outputs, group, input, output of them] -> [tile, output, group, input]
-    codes = unpack(raw[..., :256].view(-1, units, 4, 2, 16, 2))
+    codes = unpack(raw[..., :AMX_CODE_BYTES].view(-1, units, 4, 2, 16, 2))
     values = decode(codes.permute(0, 2, 5, 1, 3, 4)).reshape(-1, width // 16, 16)
-    scales = raw[..., 256:].view(-1, units, TILE_ROWS, 2).transpose(1, 2)
+    scales = raw[..., AMX_CODE_BYTES:].view(-1, units, TILE_ROWS, 2).transpose(1, 2)
     groups = scales.reshape(-1, width // 16, 1).view(torch.float8_e4m3fn)
     return (values * groups.float()).reshape(-1, width)
 

@@ -30,11 +30,12 @@ struct Products {
 constexpr Products kProducts;
 
 struct Nvfp4 : rondo::Activations {
-  static constexpr int kUnit = 288;
+  static constexpr int kCodes = 16 * 32 / 2, kUnit = kCodes + 16 * 32 / 16;  // AMX_UNIT_BYTES of pack.py
+  static_assert(kUnit % 32 == 0, "codes are read by aligned vectors of 32 bytes");
   static constexpr bool kStored = false, kScaledBlocks = false;
 
   RONDO_INLINE void decode(const uint8_t* codes, uint8_t* tile) {
-    const uint8_t* scales = codes + 256;
+    const uint8_t* scales = codes + kCodes;
 #pragma GCC unroll 4
     for (int n = 0; n < 16; n += 4) {
 #pragma GCC unroll 2

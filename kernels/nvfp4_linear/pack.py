@@ -20,6 +20,10 @@ from kernels.cpu.product import (
 from kernels.e2m1.reference import unpack
 
 GROUP = 16
+# What 16 outputs x 32 inputs take in a tile of amx.cpp: two codes a byte, behind them a scale for every group.
+AMX_INPUTS = 32
+AMX_CODE_BYTES = TILE_ROWS * AMX_INPUTS // 2
+AMX_UNIT_BYTES = AMX_CODE_BYTES + TILE_ROWS * AMX_INPUTS // GROUP
 _SMALLEST = 8
 
 
@@ -89,13 +93,13 @@ def _pack_matrix_tiles(
     interleave: bool,
 ) -> PackedLinear:
     """The tiles of amx.cpp: codes and scales of 16 outputs x 32 inputs side by side."""
-    units = -(-groups // 2)
-    weight = PairedTiles(tiles, 1, units * 288)
+    units = -(-groups * GROUP // AMX_INPUTS)
+    weight = PairedTiles(tiles, 1, units * AMX_UNIT_BYTES)
 
     def tiles_of(part: int, begin: int, end: int) -> Tensor:
         stored, scales, _ = parts[part]
         codes = pad_rows(unpack(stored[begin:end]))
-        codes = functional.pad(codes, (0, 32 * units - codes.shape[1]))
+        codes = functional.pad(codes, (0, AMX_INPUTS * units - codes.shape[1]))
         # [tile, four outputs, output of them, 32 inputs, group, input] -> words of four outputs
         nibbles = codes.view(-1, 4, 4, units, 2, GROUP).permute(0, 3, 1, 4, 5, 2)
         pairs = nibbles[..., 0::2] | nibbles[..., 1::2] << 4
@@ -112,7 +116,7 @@ def _pack_matrix_tiles(
         None,
         place_row_scale(factors, sizes, tiles, interleave=interleave),
         groups * GROUP,
-        units * 32,
+        units * AMX_INPUTS,
         tiles,
         placed,
         interleave,

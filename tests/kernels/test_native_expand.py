@@ -11,7 +11,7 @@ from kernels.cpu.expand import expand
 from kernels.cpu.product import PackedLinear
 from kernels.e2m1.reference import decode, unpack
 from kernels.fp8_linear.pack import pack_fp8_blocks, pack_fp8_rows
-from kernels.nvfp4_linear.pack import pack_nvfp4
+from kernels.nvfp4_linear.pack import AMX_CODE_BYTES, AMX_UNIT_BYTES, pack_nvfp4
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -44,6 +44,16 @@ def test_nvfp4_weights(sizes: tuple[int, ...], amx: bool) -> None:
     wanted = torch.cat([values for _, values in made])
     assert torch.equal(outputs(packed, expand(packed)), wanted)
     assert torch.equal(expand(packed, 1, packed.tiles), expand(packed)[16:])
+
+
+def test_a_matrix_tile_keeps_its_scales_behind_its_codes() -> None:
+    """16 outputs x 32 inputs are 256 bytes of codes and 32 of scales, as amx.cpp reads them."""
+    assert (AMX_CODE_BYTES, AMX_UNIT_BYTES) == (256, 288)
+    (codes, scales, factor), _ = nvfp4(16, 64, 3, 1.0)
+    packed = pack_nvfp4([(codes, scales, factor)], amx=True)
+    units = packed.weight.view(-1, AMX_UNIT_BYTES)[:2]
+    stored = scales.view(torch.uint8).view(16, 2, 2).transpose(0, 1).reshape(2, 32)
+    assert torch.equal(units[:, AMX_CODE_BYTES:], stored)
 
 
 def test_interleaved_weights_alternate_by_tiles(amx: bool) -> None:
