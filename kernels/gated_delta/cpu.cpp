@@ -81,17 +81,23 @@ inline void sweep(const float* src, float* dst, int dk, Token old, const v16f* d
       const v16f old_key = UPDATE ? splat16(old.k[i + half]) : v16f{};
       const v16f new_key = PROBE ? splat16(key[i + half]) : v16f{};
       const v16f new_query = PROBE ? splat16(query[i + half]) : v16f{};
+      // Both tiles are read before either is written: they lie a multiple of 4 KiB apart, and a load
+      // waits for an unfinished store whose address has the same low 12 bits.
+      v16f s[NT];
 #pragma GCC unroll 2
       for (int n = 0; n < NT; n++) {
         if (COLD) __builtin_prefetch(src + (n + NT) * tile + at, 0, 3);
-        v16f s = load16(src + n * tile + at);
+        s[n] = load16(src + n * tile + at);
+      }
+#pragma GCC unroll 2
+      for (int n = 0; n < NT; n++) {
         if (UPDATE) {
-          s = fma16(old_key, d[n], s * g);
-          store16(dst + n * tile + at, s);
+          s[n] = fma16(old_key, d[n], s[n] * g);
+          store16(dst + n * tile + at, s[n]);
         }
         if (PROBE) {
-          ts[n][half] = fma16(new_key, s, ts[n][half]);
-          us[n][half] = fma16(new_query, s, us[n][half]);
+          ts[n][half] = fma16(new_key, s[n], ts[n][half]);
+          us[n][half] = fma16(new_query, s[n], us[n][half]);
         }
       }
     }
