@@ -16,6 +16,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
 
 from engine.load.tensor_table import LinearSlot, head_slot, model_slots, mtp_slots
+from engine.load.weights import ModelWeights, parts_of
 from engine.model.config import ModelConfig
 
 SINGLE = "model.safetensors"
@@ -267,3 +268,9 @@ def edit_tensors(folder: Path, edit: Callable[[dict[str, Tensor]], None]) -> Non
     tensors = dict(load_file(folder / SINGLE))
     edit(tensors)
     save_file(tensors, folder / SINGLE)
+
+
+def values(weights: ModelWeights) -> list[Tensor]:
+    """Every tensor of a read model, products as the matrices they stand for."""
+    parts = parts_of(weights)
+    return [part if isinstance(part, Tensor) else part.dequantise() for part in parts]
