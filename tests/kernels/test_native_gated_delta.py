@@ -24,7 +24,8 @@ from kernels.gated_delta.buffers import (
     state_to_tiles,
     tree_depths,
 )
-from kernels.gated_delta.check import EPS, DeltaInputs, DeltaLayer, check, random_inputs
+from kernels.gated_delta.check import check
+from kernels.gated_delta.check_layer import EPS, DeltaInputs, DeltaLayer, random_inputs
 from kernels.gated_delta.native import gated_delta, gated_norm_weight
 from kernels.gated_delta.reference import decay_log, gated_delta_chain
 from kernels.rms_norm.reference import gated_rms_norm
