@@ -15,10 +15,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from engine.allocation import memory_short
 from engine.errors import Cancelled, RondoError, UsageError
+from engine.paths import demo_model
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
 
 OK, FAILED, USAGE, GATE = 0, 1, 2, 3
 _KEPT = "What was stored before is as it was."
@@ -150,10 +154,26 @@ def knob_changes(arguments: argparse.Namespace) -> dict[str, str]:
     return changes
 
 
-def show_notices(notices: Iterable[str]) -> None:
-    """What the operator should know of a model that was opened, on stderr."""
-    for notice in notices:
+def open_model(arguments: argparse.Namespace, cancel: threading.Event, **options: Any) -> Engine:
+    """The model that the options of `add_model_options` name, with its notices told on stderr.
+
+    `options` are further ones of `Engine.open`, whose errors it raises.
+    """
+    from engine.engine import Engine
+
+    engine = Engine.open(
+        arguments.model or demo_model(),
+        profile=arguments.profile,
+        knobs=knob_changes(arguments),
+        device=arguments.device,
+        threads=arguments.threads,
+        context_tokens=arguments.context,
+        cancel=cancel,
+        **options,
+    )
+    for notice in engine.card.notices:
         print(f"note: {notice}", file=sys.stderr)
+    return engine
 
 
 def _interrupt(cancel: threading.Event) -> None:

@@ -28,13 +28,11 @@ from engine.cli import (
     OK,
     add_label_option,
     add_model_options,
-    knob_changes,
+    open_model,
     print_json,
-    show_notices,
 )
 from engine.errors import UsageError
 from engine.measure.workloads import MOST_TOKENS, check_request
-from engine.paths import demo_model
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -115,23 +113,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     """Compare and print; exit 3 when the comparison is invalid, 1 when it was cancelled before a pair."""
-    from engine.engine import Engine
-
     request = _request(arguments)
     files = _files(arguments.csv)
-    engine = Engine.open(
-        arguments.model or demo_model(),
-        profile=arguments.profile,
-        knobs=knob_changes(arguments),
-        device=arguments.device,
-        threads=arguments.threads,
-        context_tokens=arguments.context,
-        cancel=cancel,
-    )
-    show_notices(engine.card.notices)
-    holder = [engine]
-    del engine  # a reload frees it
-    return measure(holder, request, files, cancel, as_json=arguments.json)
+    # Nothing else may hold the engine: a reload frees it.
+    return measure([open_model(arguments, cancel)], request, files, cancel, as_json=arguments.json)
 
 
 def measure(

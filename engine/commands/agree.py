@@ -10,9 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.cli import GATE, OK, add_model_options, knob_changes, print_json, show_notices
+from engine.cli import GATE, OK, add_model_options, open_model, print_json
 from engine.errors import UsageError
-from engine.paths import demo_model, prompts_file
+from engine.paths import prompts_file
 
 if TYPE_CHECKING:
     from engine.measure.agreement import ConfigurationRow
@@ -40,7 +40,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     """Compare and print; exit 3 when the texts differ."""
-    from engine.engine import Engine
     from engine.measure.agree_configurations import configurations_named
     from engine.measure.agreement import agree
 
@@ -51,16 +50,7 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     names = [name.strip() for name in arguments.configs.split(",") if name.strip()]
     configurations = configurations_named(names)
     prompts = _read(Path(arguments.prompts) if arguments.prompts else prompts_file())
-    with Engine.open(
-        arguments.model or demo_model(),
-        profile=arguments.profile,
-        knobs=knob_changes(arguments),
-        device=arguments.device,
-        threads=arguments.threads,
-        context_tokens=arguments.context,
-        cancel=cancel,
-    ) as engine:
-        show_notices(engine.card.notices)
+    with open_model(arguments, cancel) as engine:
         report = agree(
             engine,
             prompts[: arguments.limit],

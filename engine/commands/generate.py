@@ -9,8 +9,7 @@ import sys
 import threading
 
 from engine.api import GenerateRequest, Generation, LoadProgress, Message
-from engine.cli import OK, add_model_options, knob_changes, print_json, show_notices
-from engine.paths import demo_model
+from engine.cli import OK, add_model_options, open_model, print_json
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -88,23 +87,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     """Open the model, answer, print."""
-    from engine.engine import Engine, sampling_of
+    from engine.engine import sampling_of
 
     request = _request(arguments)
     sampling_of(request)  # a slip of the pen need not wait for the model
-    with Engine.open(
-        arguments.model or demo_model(),
-        profile=arguments.profile,
-        knobs=knob_changes(arguments),
-        device=arguments.device,
-        threads=arguments.threads,
-        context_tokens=arguments.context,
+    with open_model(
+        arguments,
+        cancel,
         remember=True,
         on_trouble=lambda trouble: print(f"note: {trouble}", file=sys.stderr),
         on_progress=None if arguments.json else _show_progress,
-        cancel=cancel,
     ) as engine:
-        show_notices(engine.card.notices)
         show = None if arguments.json else _write
         generation = engine.generate(request, on_text=show, cancel=cancel, remember=True)
         device = engine.card.device
