@@ -69,11 +69,8 @@ class Nvfp4:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fp8Block:
-    """E4M3 codes [N, K] with one scale for every 128x128 block.
-
-    codes: float8_e4m3fn [N, K]; scale: float32 [ceil(N/128), ceil(K/128)]; W = code * scale.
-    """
+class _Fp8:
+    """E4M3 codes [N, K] and their scales."""
 
     codes: Tensor
     scale: Tensor
@@ -89,33 +86,28 @@ class Fp8Block:
     def nbytes(self) -> int:
         """Bytes that one use of the whole matrix reads."""
         return self.codes.nbytes + self.scale.nbytes
+
+
+class Fp8Block(_Fp8):
+    """E4M3 codes [N, K] with one scale for every 128x128 block.
+
+    codes: float8_e4m3fn [N, K]; scale: float32 [ceil(N/128), ceil(K/128)]; W = code * scale.
+    """
+
+    __slots__ = ()
 
     def dequantise(self) -> Tensor:
         """The values, rounded once to bf16 [N, K]."""
         return dequantise_blocks(self.codes, self.scale).to(torch.bfloat16)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Fp8Row:
+class Fp8Row(_Fp8):
     """E4M3 codes [N, K] with one scale for every output row; a per-tensor scale is repeated.
 
     codes: float8_e4m3fn [N, K]; scale: float32 [N]; W = code * scale.
     """
 
-    codes: Tensor
-    scale: Tensor
-
-    format_name = "FP8"
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(N, K): output rows and input columns."""
-        return self.codes.shape[0], self.codes.shape[1]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that one use of the whole matrix reads."""
-        return self.codes.nbytes + self.scale.nbytes
+    __slots__ = ()
 
     def dequantise(self) -> Tensor:
         """The values, rounded once to bf16 [N, K]."""

@@ -14,17 +14,9 @@ from engine.api_compare import Changes, CompareBlock, ComparePair, CompareReport
 from engine.measure.ab_evidence import BASE, CANDIDATE, POOL, SIDES, UNACCOUNTED
 from engine.measure.ab_evidence import round_tokens as _round_tokens
 from engine.measure.ab_pairs import pairs_of
-from engine.measure.export_csv import KNOB_COLUMN
+from engine.measure.export_csv import KNOB_COLUMN, machine_columns
 from engine.measure.stats import median_interval, percent, signflip_p
 
-_MACHINE_COLUMNS = (
-    "code_sha256_12",
-    "git_commit",
-    "git_dirty",
-    "app_version",
-    "python_version",
-    "torch_version",
-)
 _METRICS = (
     ("ms_per_round", "ms", "lower"),
     ("ms_per_token", "ms", "lower"),
@@ -41,14 +33,12 @@ def block_rows(report: CompareReport) -> list[dict[str, Any]]:
     common = {
         "session_id": report.run_id,
         "label": report.label,
-        "cpu_info": report.machine.get("cpu_model"),
-        "mem_free_bytes": report.machine.get("memory_available_bytes"),
         "model_name": report.model_name,
         "weight_format": report.weight_format,
         "temperature": 0.0,
         "n_gen_requested": report.request.tokens,
         "threads": report.threads,
-        **{name: report.machine.get(name) for name in _MACHINE_COLUMNS},
+        **machine_columns(report.machine),
     }
     return [
         {

@@ -9,15 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from engine.measure.bench_report import BenchReport, BenchRow
-
-_MACHINE_COLUMNS = (
-    "code_sha256_12",
-    "git_commit",
-    "git_dirty",
-    "app_version",
-    "python_version",
-    "torch_version",
-)
+from engine.measure.export_csv import machine_columns
 
 
 def run_rows(report: BenchReport, *, label: str = "", seed: int = 0) -> list[dict[str, Any]]:
@@ -28,10 +20,8 @@ def run_rows(report: BenchReport, *, label: str = "", seed: int = 0) -> list[dic
         "session_id": session,
         "label": label,
         "test_time": moment,
-        "cpu_info": report.machine.get("cpu_model"),
-        "mem_free_bytes": report.machine.get("memory_available_bytes"),
         "seed": seed,
-        **{name: report.machine.get(name) for name in _MACHINE_COLUMNS},
+        **machine_columns(report.machine),
     }
     return [
         {**common, "run_id": f"{session}-{number}", **_row(row)}

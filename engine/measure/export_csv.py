@@ -47,6 +47,9 @@ RUN_COLUMNS = _names(
     repeat interrupted_rounds
     """
 )
+_CODE_COLUMNS = _names(
+    "code_sha256_12 git_commit git_dirty app_version python_version torch_version"
+)
 KERNEL_COLUMNS = _names(
     """
     schema_version run_id phase kernel_name kernel_family count_per_round total_ms_per_round share_pct
@@ -69,6 +72,15 @@ class ExportError(RondoError):
     """A file that could not be written."""
 
     title = "The export was not written"
+
+
+def machine_columns(machine: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a run's row that its machine record fills."""
+    return {
+        "cpu_info": machine.get("cpu_model"),
+        "mem_free_bytes": machine.get("memory_available_bytes"),
+        **{name: machine.get(name) for name in _CODE_COLUMNS},
+    }
 
 
 def write_csv(

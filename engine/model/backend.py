@@ -146,6 +146,12 @@ class Backend(Protocol):
         """Free threads and memory."""
 
 
+def check_room(rows: int, length: int, capacity: int) -> None:
+    """Raise ValueError unless `rows` rows, one at least, fit behind `length` of `capacity` positions."""
+    if rows < 1 or length + rows > capacity:
+        raise ValueError(f"{rows} rows after {length} do not fit a context of {capacity}")
+
+
 def tree_parents(ids: Sequence[int], parents: Sequence[int] | None) -> Sequence[int] | None:
     """`parents` after a check, or None where they make a chain.
 

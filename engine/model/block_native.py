@@ -13,7 +13,6 @@ from engine.model.arena import MAX_ROWS
 from engine.model.block_config import MAX_BLOCK, BlockConfig
 from engine.model.block_forward import BlockBytes, BlockRows, check_width, shaped
 from engine.model.block_pack import NativeBlockLayer, NativeBlockWeights
-from engine.model.block_waiting import CONTEXT as CONTEXT
 from engine.model.block_waiting import DRAFT, WaitingRows
 from engine.model.native_mtp import RunPass
 from engine.model.projection import Packing, Projection

@@ -18,6 +18,7 @@ from engine.model.backend import (
     OperationTime,
     Verified,
     accepted_path,
+    check_room,
     tree_parents,
 )
 from engine.model.block_forward import BlockRows
@@ -291,11 +292,7 @@ class CudaBackend:
 
     def _begin(self, ids: Sequence[int]) -> None:
         """Check the room; rows verified before and not committed are gone."""
-        rows = len(ids)
-        if rows < 1 or self.length + rows > self.capacity:
-            raise ValueError(
-                f"{rows} rows after {self.length} do not fit a context of {self.capacity}"
-            )
+        check_room(len(ids), self.length, self.capacity)
         self._verified = []
 
     def _verify(self, ids: Sequence[int], tree: Sequence[int] | None, *, in_round: bool) -> None:

@@ -20,10 +20,12 @@ from engine.model.backend import (
     OperationTime,
     Verified,
     accepted_path,
+    check_room,
     tree_parents,
 )
 from engine.model.block_forward import BlockRows
-from engine.model.block_native import CONTEXT, DRAFT, NativeBlock, unsupported_block
+from engine.model.block_native import NativeBlock, unsupported_block
+from engine.model.block_waiting import CONTEXT, DRAFT
 from engine.model.byte_model import ByteModel
 from engine.model.config import ModelConfig
 from engine.model.engaged import Engaged
@@ -312,11 +314,7 @@ class NativeBackend:
 
     def _begin(self, ids: Sequence[int]) -> None:
         """Check the room; rows verified before and not committed are gone."""
-        rows = len(ids)
-        if rows < 1 or self.length + rows > self.capacity:
-            raise ValueError(
-                f"{rows} rows after {self.length} do not fit a context of {self.capacity}"
-            )
+        check_room(len(ids), self.length, self.capacity)
         self._verified = []
 
     def _pass(self, kind: str, ids: Sequence[int], *, in_round: bool = False) -> None:

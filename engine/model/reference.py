@@ -35,6 +35,7 @@ from engine.model.backend import (
     DraftStep,
     Verified,
     accepted_path,
+    check_room,
     tree_parents,
 )
 from engine.model.block_forward import BlockRows
@@ -132,7 +133,7 @@ class ReferenceBackend:
 
     @torch.inference_mode()
     def verify(self, ids: Sequence[int], parents: Sequence[int] | None = None) -> Verified:
-        self._check_room(len(ids))
+        check_room(len(ids), self.length, self.capacity)
         parents = tree_parents(ids, parents)
         self._verified, self._parents = [], parents
         depths: list[int] = []
@@ -252,15 +253,9 @@ class ReferenceBackend:
             for cache in self._kv.values()
         )
 
-    def _check_room(self, rows: int) -> None:
-        if rows < 1 or self.length + rows > self.capacity:
-            raise ValueError(
-                f"{rows} rows after {self.length} do not fit a context of {self.capacity}"
-            )
-
     def _advance(self, ids: Sequence[int]) -> Tensor:
         """Commit a whole chunk; returns the hidden rows after the final norm."""
-        self._check_room(len(ids))
+        check_room(len(ids), self.length, self.capacity)
         self._verified = []
         hidden, self._recurrent, streams = self._forward(ids, self.length, self._recurrent)
         self.length += len(ids)
