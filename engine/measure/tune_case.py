@@ -50,14 +50,21 @@ def products(
 def _layers(
     shape: Shape, weight_format: str, packing: Packing, seed: int
 ) -> Iterator[list[PackedLinear]]:
+    """The products of a layer of each kind and of the head; nothing but the lists holds them."""
     for kind in dict.fromkeys(shape.config.layer_types):
-        config = replace(shape.config, layers=1, layer_types=(kind,), vocab_size=16, mtp_layers=0)
-        weights = synthetic_weights(config, weight_format, seed)
-        (layer,) = NativeWeights.pack(config, weights, positions=1, packing=packing).layers
-        yield [packed for each in _projections(layer) for packed, _ in each.products]
-    if weight_format == "fp8":
-        head = Projection.pack(synthetic_head(shape.config, seed), packing=packing)
-        yield [packed for packed, _ in head.products]
+        yield _layer(shape, kind, weight_format, packing, seed)
+    if weight_format == "fp8":  # the head of NVFP4 weights is in FP8, too
+        head = synthetic_head(shape.config, seed)
+        yield [packed for packed, _ in Projection.pack(head, packing=packing).products]
+
+
+def _layer(
+    shape: Shape, kind: str, weight_format: str, packing: Packing, seed: int
+) -> list[PackedLinear]:
+    config = replace(shape.config, layers=1, layer_types=(kind,), vocab_size=16, mtp_layers=0)
+    weights = synthetic_weights(config, weight_format, seed)
+    (layer,) = NativeWeights.pack(config, weights, positions=1, packing=packing).layers
+    return [packed for each in _projections(layer) for packed, _ in each.products]
 
 
 def _projections(layer: NativeDelta | NativeAttention) -> list[Projection]:
