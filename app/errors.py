@@ -9,11 +9,12 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
 from PySide6 import __version__ as pyside_version
-from PySide6.QtCore import Qt, Signal, Slot
+from PySide6.QtCore import Signal, Slot
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
 from app.format import byte_size
+from app.labels import text_label
 from engine.api import ErrorReport, ModelCard, Snapshot
 
 
@@ -72,13 +73,13 @@ class ErrorCard(QFrame):
         column = QVBoxLayout(self)
         column.setContentsMargins(14, 11, 14, 11)
         column.setSpacing(5)
-        title = _label(f"✕  {report.title}", "title")
+        title = text_label(f"✕  {report.title}", "title")
         column.addWidget(title)
-        column.addWidget(_label(report.cause))
+        column.addWidget(text_label(report.cause))
         if report.kept:
-            column.addWidget(_label(report.kept, "dim"))
+            column.addWidget(text_label(report.kept, "dim"))
         if report.next_step:
-            column.addWidget(_label(f"Next step: {report.next_step}"))
+            column.addWidget(text_label(f"Next step: {report.next_step}"))
         row = QHBoxLayout()
         row.setContentsMargins(0, 5, 0, 0)
         self.remedy_button: QPushButton | None = None
@@ -140,13 +141,3 @@ class ErrorPlace(QWidget):
             self.show_report(ErrorReport.of(error))
             return False
         return True
-
-
-def _label(text: str, role: str = "") -> QLabel:
-    label = QLabel(text)
-    label.setTextFormat(Qt.TextFormat.PlainText)
-    label.setWordWrap(True)
-    label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-    if role:
-        label.setProperty("role", role)
-    return label

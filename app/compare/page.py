@@ -21,6 +21,7 @@ from app.compare.report import ReportView
 from app.errors import ErrorPlace
 from app.format import duration
 from app.knobs.candidate import Candidate
+from app.labels import title_row
 from app.theme import Theme
 from engine.api import CompareProgress, CompareReport, ErrorReport, KnobRow
 
@@ -95,11 +96,7 @@ class ComparePage(QWidget):
         self._refresh()
 
     def _make_header(self, theme: Theme) -> QHBoxLayout:
-        row = QHBoxLayout()
-        title = QLabel("Compare")
-        title.setProperty("role", "title")
-        row.addWidget(title)
-        row.addStretch(1)
+        row = title_row("Compare")
         self.view = ReportView(theme)
         self.export_button = QPushButton("Export CSV…")
         self.use_button = QPushButton("Use B from now on")

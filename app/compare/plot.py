@@ -7,9 +7,10 @@ import math
 
 import pyqtgraph as pg
 from PySide6.QtCore import Qt, Slot
-from PySide6.QtGui import QFont, QGuiApplication
+from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
 
+from app.axes import style_axes
 from app.chat.message import icon_button
 from app.format import grouped
 from app.icons import icon
@@ -142,12 +143,7 @@ class PairPlot(QWidget):
         """Take the colours of the palette in force."""
         theme = self._theme
         self.plot.setBackground(theme.color("panel"))
-        font = QFont(theme.ui_font(0.82))
-        for axis in (self._left, self._bottom):
-            axis.setPen(theme.color("line"))
-            axis.setTextPen(theme.color("dim"))
-            axis.setTickFont(font)
-            axis.setStyle(tickLength=-4)
+        style_axes(theme, (self._left, self._bottom))
         self._zero.setPen(pg.mkPen(theme.color("edge"), width=1))
         self._median.setPen(pg.mkPen(theme.color("accent"), width=1))
         for line in (self._low, self._high):

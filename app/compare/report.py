@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from PySide6.QtCore import Qt, Slot
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QTabWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QPushButton, QTabWidget, QVBoxLayout, QWidget
 
 from app.compare import text
 from app.compare.plot import PairPlot
 from app.compare.table import TextTable, table_view
+from app.labels import text_label
 from app.theme import Theme
 from engine.api import CompareProgress, CompareReport
 
@@ -26,12 +27,12 @@ class ReportView(QWidget):
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(6)
-        self.headline = _label("headline")
-        self.reason = _label()
-        self.sides = _label("dim")
-        self.evidence = _label("small")
-        self.tokens = _label()
-        self.more = _label("dim")
+        self.headline = text_label(role="headline")
+        self.reason = text_label()
+        self.sides = text_label(role="dim")
+        self.evidence = text_label(role="small")
+        self.tokens = text_label()
+        self.more = text_label(role="dim")
         self._labels = (
             self.headline, self.reason, self.sides, self.tokens, self.evidence, self.more
         )  # fmt: skip
@@ -65,7 +66,7 @@ class ReportView(QWidget):
             "By class of prompt",
         )
         self.tabs.setMinimumHeight(190)
-        self._notes = _label()
+        self._notes = text_label()
         self._notes.setAlignment(Qt.AlignmentFlag.AlignTop)
         self._notes.setMargin(10)
         self.tabs.addTab(self._notes, "Notes")
@@ -156,13 +157,3 @@ def _notes(report: CompareReport) -> list[str]:
     if report.not_stored:
         notes.append(f"Not stored: {report.not_stored}")
     return notes
-
-
-def _label(role: str = "") -> QLabel:
-    label = QLabel()
-    label.setTextFormat(Qt.TextFormat.PlainText)
-    label.setWordWrap(True)
-    label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-    if role:
-        label.setProperty("role", role)
-    return label

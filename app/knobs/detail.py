@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal, Slot
+from PySide6.QtCore import Signal, Slot
 from PySide6.QtWidgets import (
     QCheckBox,
     QFormLayout,
@@ -19,6 +19,7 @@ from app.format import grouped
 from app.knobs.candidate import Candidate
 from app.knobs.editor import ValueEditor
 from app.knobs.model import BITS, FLIPS, SOURCES, shown
+from app.labels import text_label
 from engine.api import KnobRow
 
 _HINT = (
@@ -59,17 +60,17 @@ class KnobDetail(QFrame):
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(14, 10, 14, 12)
         self._column.setSpacing(7)
-        self.title = _label("", "title")
-        self.effect = _label(_HINT)
-        self.reason = _label("", "warn")
+        self.title = text_label("", "title")
+        self.effect = text_label(_HINT)
+        self.reason = text_label("", "warn")
         self._form = QFormLayout()
         self._form.setContentsMargins(0, 0, 0, 0)
         self._form.setHorizontalSpacing(22)
         self._form.setVerticalSpacing(3)
         self._facts: dict[str, QLabel] = {}
         for name in ("Value", "Accepts", "Text", "Takes effect", "Rules", "Engaged"):
-            self._facts[name] = _label("")
-            self._form.addRow(_label(name, "dim"), self._facts[name])
+            self._facts[name] = text_label("")
+            self._form.addRow(text_label(name, "dim", wrap=False), self._facts[name])
         self._line = QHBoxLayout()
         self._line.setSpacing(8)
         self.set_button = QPushButton("Set")
@@ -198,13 +199,3 @@ class KnobDetail(QFrame):
             self._candidate.mark(self.row.name, self.editor.value)
         else:
             self._candidate.unmark(self.row.name)
-
-
-def _label(text: str, role: str = "") -> QLabel:
-    label = QLabel(text)
-    label.setTextFormat(Qt.TextFormat.PlainText)
-    label.setWordWrap(role != "dim")
-    label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-    if role:
-        label.setProperty("role", role)
-    return label

@@ -32,6 +32,7 @@ from app.errors import ErrorPlace
 from app.knobs.candidate import Candidate
 from app.knobs.detail import KnobDetail
 from app.knobs.model import AVAILABLE_ROLE, COLUMNS, HEADING_ROLE, KnobFilter, KnobModel
+from app.labels import title_row
 from app.theme import Theme
 from engine.api import ErrorReport, KnobRow
 
@@ -98,11 +99,7 @@ class KnobsPage(QWidget):
         self._say_marks()
 
     def _make_header(self) -> QHBoxLayout:
-        row = QHBoxLayout()
-        title = QLabel("Knobs")
-        title.setProperty("role", "title")
-        row.addWidget(title)
-        row.addStretch(1)
+        row = title_row("Knobs")
         self.reset_button = QPushButton("Reset all")
         self.reset_button.setToolTip(
             "Back to the default of every switch that takes effect at once"

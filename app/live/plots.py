@@ -8,9 +8,10 @@ import math
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import QPointF, Qt, Slot
-from PySide6.QtGui import QFont, QGuiApplication
+from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
+from app.axes import style_axes
 from app.chat.message import icon_button
 from app.format import grouped, significant
 from app.icons import icon
@@ -109,15 +110,10 @@ class CurvePlot(QWidget):
         QGuiApplication.clipboard().setText("\n".join(lines) + "\n")
 
     def restyle(self) -> None:
-        """pyqtgraph does not follow the application's palette; its colours are set from the same table."""
+        """Take the colours of the palette in force."""
         theme = self._theme
         self.plot.setBackground(theme.color("window"))
-        font = QFont(theme.ui_font(0.82))
-        for axis in (self._left, self._bottom):
-            axis.setPen(theme.color("line"))
-            axis.setTextPen(theme.color("dim"))
-            axis.setTickFont(font)
-            axis.setStyle(tickLength=-4)
+        style_axes(theme, (self._left, self._bottom))
         self._curve.setPen(pg.mkPen(theme.color(self._token), width=2))
         self._line.setPen(pg.mkPen(theme.color("warn"), width=1, style=Qt.PenStyle.DashLine))
         self._cross.setPen(pg.mkPen(theme.color("edge"), width=1))

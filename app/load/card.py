@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QFormLayout, QFrame, QLabel, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFormLayout, QFrame, QVBoxLayout, QWidget
 
 from app.format import byte_size, duration, grouped, parameters, significant
+from app.labels import text_label
 from engine.api import ModelCard
 
 
@@ -49,7 +49,7 @@ class CardView(QFrame):
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(16, 12, 16, 14)
         self._column.setSpacing(8)
-        self.title = _label("No model is loaded", "title")
+        self.title = text_label("No model is loaded", "title", wrap=False)
         self._column.addWidget(self.title)
         self._rows: QWidget | None = None
         self.texts: dict[str, str] = {}
@@ -67,17 +67,7 @@ class CardView(QFrame):
         form.setVerticalSpacing(5)
         self.texts = dict(card_rows(card))
         for name, text in self.texts.items():
-            form.addRow(_label(name, "dim"), _label(text))
+            form.addRow(text_label(name, "dim", wrap=False), text_label(text))
         for notice in card.notices:
-            form.addRow(_label("◆ Note", "warn"), _label(notice))
+            form.addRow(text_label("◆ Note", "warn", wrap=False), text_label(notice))
         self._column.addWidget(self._rows)
-
-
-def _label(text: str, role: str = "") -> QLabel:
-    label = QLabel(text)
-    label.setTextFormat(Qt.TextFormat.PlainText)
-    label.setWordWrap(not role)
-    label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-    if role:
-        label.setProperty("role", role)
-    return label

@@ -22,6 +22,7 @@ from PySide6.QtWidgets import (
 
 from app.bridge import Bridge
 from app.errors import ErrorCard
+from app.labels import title_row
 from app.live.now import now
 from app.load.card import CardView
 from app.settings import Settings
@@ -82,11 +83,7 @@ class ModelPage(QWidget):
         self._set_loading(False)
 
     def _make_buttons(self) -> QHBoxLayout:
-        row = QHBoxLayout()
-        title = QLabel("Model")
-        title.setProperty("role", "title")
-        row.addWidget(title)
-        row.addStretch(1)
+        row = title_row("Model")
         self.reload_button = QPushButton("Reload")
         self.demo_button = QPushButton("Open the demo model")
         self.open_button = QPushButton("Open folder…")

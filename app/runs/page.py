@@ -27,6 +27,7 @@ from app.bridge import Bridge
 from app.compare.report import ReportView
 from app.compare.table import TextTable, table_view
 from app.errors import ErrorPlace
+from app.labels import title_row
 from app.runs.text import COLUMNS, bench_rows, difference_rows, summary_row
 from app.theme import Theme
 from engine.api import RunRecord, RunSummary
@@ -92,11 +93,7 @@ class RunsPage(QWidget):
         self._refresh_buttons()
 
     def _make_header(self) -> QHBoxLayout:
-        row = QHBoxLayout()
-        title = QLabel("Runs")
-        title.setProperty("role", "title")
-        row.addWidget(title)
-        row.addStretch(1)
+        row = title_row("Runs")
         self.label_button = QPushButton("Label…")
         self.rerun_button = QPushButton("Run again")
         self.export_button = QPushButton("Export CSV…")

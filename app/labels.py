@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Labels that pages and cards share: text to read and to copy, the title in front of a row of buttons."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QHBoxLayout, QLabel
+
+
+def text_label(text: str = "", role: str = "", *, wrap: bool = True) -> QLabel:
+    """Plain text that the mouse can select, in a role of the style sheet."""
+    label = QLabel(text)
+    label.setTextFormat(Qt.TextFormat.PlainText)
+    label.setWordWrap(wrap)
+    label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+    if role:
+        label.setProperty("role", role)
+    return label
+
+
+def title_row(text: str) -> QHBoxLayout:
+    """A row with a title at its left; what is added to it stands at its right."""
+    row = QHBoxLayout()
+    title = QLabel(text)
+    title.setProperty("role", "title")
+    row.addWidget(title)
+    row.addStretch(1)
+    return row
