@@ -12,42 +12,25 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from ops.demo.corpus import Entry, read_corpus
 from ops.demo.losses import held_out_figures, training_losses, working_copy
 from ops.demo.network import Network
-from ops.demo.optimiser import Optimiser
 from ops.demo.publish import write_model
 from ops.demo.samples import Batch, Samples, collate
 from ops.demo.shape import Shape, initial_tensors
 from ops.demo.tasks import Tasks
+from ops.demo.training_state import TrainingState, rates
 from ops.demo.vocabulary import Chat, train_tokenizer
 from ops.demo.wording import reword
 
 ROOT = Path(__file__).resolve().parents[1]
 CHECKPOINT = "checkpoint.pt"
 TOKENIZER = "tokenizer.json"
-
-
-@dataclass(slots=True)
-class Progress:
-    """Where a run stands: optimiser steps, the next pool of samples, seconds trained."""
-
-    step: int = 0
-    pool: int = 0
-    seconds: float = 0.0
-
-
-def rates(share: float, adam_peak: float, muon_peak: float) -> tuple[float, float]:
-    """(AdamW, Muon) learning rates at a share 0..1 of the budget: warm-up, plateau, to zero."""
-    factor = min(1.0, share / 0.02 + 0.02, max(0.0, (1.0 - share) / 0.6))
-    return adam_peak * factor, muon_peak * factor
 
 
 def make_tokenizer(entries: list[Entry], shape: Shape, seed: int) -> Tokenizer:
@@ -67,25 +50,6 @@ def held_out_batches(entries: list[Entry], samples: Samples, count: int, seed: i
     rows = [samples.render([(e.held_out, e.answer, "")]) for e in chosen]
     rows.sort(key=lambda row: len(row[0]))
     return [collate(rows[i : i + 32]) for i in range(0, len(rows), 32)]
-
-
-def save(
-    work: Path,
-    tensors: dict[str, Tensor],
-    average: dict[str, Tensor],
-    optimiser: Optimiser,
-    progress: Progress,
-) -> None:
-    """Writes the checkpoint beside the old one and then takes its place."""
-    fresh = work / (CHECKPOINT + ".new")
-    state = {
-        "tensors": {n: v.detach() for n, v in tensors.items()},
-        "average": average,
-        "optimiser": optimiser.state(),
-        "progress": (progress.step, progress.pool, progress.seconds),
-    }
-    torch.save(state, fresh)
-    fresh.replace(work / CHECKPOINT)
 
 
 def export(work: Path, out: Path, shape: Shape, entries: int) -> None:
@@ -112,18 +76,9 @@ def train(options: argparse.Namespace, shape: Shape, entries: list[Entry]) -> No
         entries, chat, seed=options.seed, tokens_per_batch=options.batch_tokens, cut=options.cut
     )
     probes = held_out_batches(entries, samples, options.probes, options.seed)
-    tensors = {n: v.requires_grad_() for n, v in initial_tensors(shape, options.seed).items()}
-    average = {n: v.detach().clone() for n, v in tensors.items()}
-    optimiser, progress = Optimiser(tensors), Progress()
-    if (work / CHECKPOINT).exists():
-        state = torch.load(work / CHECKPOINT, weights_only=True)
-        with torch.no_grad():
-            for name, value in tensors.items():
-                value.copy_(state["tensors"][name])
-        average = state["average"]
-        optimiser.load(state["optimiser"])
-        progress = Progress(*state["progress"])
-        print(f"continuing at step {progress.step}", flush=True)
+    state = TrainingState(initial_tensors(shape, options.seed))
+    state.resume(work / CHECKPOINT)
+    tensors, optimiser, progress = state.tensors, state.optimiser, state.progress
     network = Network(shape, drop=options.drop, chunk=32)
     judge = Network(shape, chunk=32)
     budget = options.minutes * 60.0
@@ -143,12 +98,7 @@ def train(options: argparse.Namespace, shape: Shape, entries: list[Entry]) -> No
             )
             total.backward()
             optimiser.step(*rates(share, options.adam_rate, options.muon_rate))
-            with torch.no_grad():
-                horizon = min(0.995, 1 - 1 / (progress.step + 1))
-                torch._foreach_lerp_(
-                    list(average.values()), [v.detach() for v in tensors.values()], 1 - horizon
-                )
-            progress.step += 1
+            state.step_done(longest=0.995)
             progress.seconds += time.perf_counter() - began
             tokens += batch.ids.numel()
             printed_steps += 1
@@ -170,10 +120,10 @@ def train(options: argparse.Namespace, shape: Shape, entries: list[Entry]) -> No
                 tokens = printed_steps = drafted_steps = 0
         progress.pool += 1
         if progress.seconds - last_save >= 180 or progress.seconds >= budget:
-            save(work, tensors, average, optimiser, progress)
+            state.save(work / CHECKPOINT)
             last_save = progress.seconds
         if progress.seconds - last_probe >= 300 or progress.seconds >= budget:
-            figures = held_out_figures(judge, working_copy(average, torch.bfloat16), probes)
+            figures = held_out_figures(judge, working_copy(state.average, torch.bfloat16), probes)
             print(
                 f"held out: loss {figures.loss:.3f} begun {figures.begun_pct:.1f} % "
                 f"exact {figures.exact_pct:.1f} % "

@@ -15,16 +15,14 @@ import json
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from engine.model.block_config import BlockConfig
 from ops.demo.corpus import Entry, read_corpus
-from ops.demo.optimiser import Optimiser
 from ops.demo.samples import Samples, collate
+from ops.demo.training_state import TrainingState, rates
 from ops.demo.vocabulary import Chat
 from ops.drafter.acceptance import Answer, tally_rounds
 from ops.drafter.data import Seen, draw_blocks, look, without_prompts
@@ -33,7 +31,6 @@ from ops.drafter.network import BlockNetwork
 from ops.drafter.publish import write_drafter
 from ops.drafter.target import Target
 from ops.drafter.tensors import aim_attention, initial_tensors
-from ops.train_demo import rates
 
 ROOT = Path(__file__).resolve().parents[1]
 CHECKPOINT = "drafter.pt"
@@ -41,15 +38,6 @@ MASK_TOKEN = "<tool_response>"  # an id the demo model never writes
 WIDTHS = (8, 16)
 # Rows of the blocks to train on, and how often: the first slots earn the most and are worth most samples.
 TRAINED_WIDTHS, SHARES = (4, 8, 16), torch.tensor((0.45, 0.45, 0.1))
-
-
-@dataclass(slots=True)
-class Progress:
-    """Where a run stands: optimiser steps, the next pool of chats, seconds trained."""
-
-    step: int = 0
-    pool: int = 0
-    seconds: float = 0.0
 
 
 def drafter_config(target: Target, *, layers: int, intermediate: int) -> BlockConfig:
@@ -111,27 +99,6 @@ def held_out_answers(
     return answers
 
 
-def save(
-    work: Path,
-    config: BlockConfig,
-    tensors: dict[str, Tensor],
-    average: dict[str, Tensor],
-    optimiser: Optimiser,
-    progress: Progress,
-) -> None:
-    """Writes the checkpoint beside the old one and then takes its place."""
-    fresh = work / (CHECKPOINT + ".new")
-    state = {
-        "tensors": {n: v.detach() for n, v in tensors.items()},
-        "average": average,
-        "optimiser": optimiser.state(),
-        "progress": (progress.step, progress.pool, progress.seconds),
-        "shape": (config.layers, config.intermediate_size),
-    }
-    torch.save(state, fresh)
-    fresh.replace(work / CHECKPOINT)
-
-
 def train(options: argparse.Namespace) -> None:
     """Runs until the budget is used up."""
     work: Path = options.work
@@ -150,19 +117,11 @@ def train(options: argparse.Namespace) -> None:
     first = initial_tensors(config, options.seed, target.final_norm)
     sample = look(target, samples.pool(0, 20)[0], config.streams)
     aim_attention(first, config, sample.taps[sample.answer], target.embed[config.mask_id])
-    tensors = {n: v.requires_grad_() for n, v in first.items()}
-    average = {n: v.detach().clone() for n, v in tensors.items()}
-    optimiser, progress = Optimiser(tensors, dtype=torch.float32), Progress()
-    if (work / CHECKPOINT).exists():
-        state = torch.load(work / CHECKPOINT, weights_only=True)
-        with torch.no_grad():
-            for name, value in tensors.items():
-                value.copy_(state["tensors"][name])
-        average = state["average"]
-        optimiser.load(state["optimiser"])
-        progress = Progress(*state["progress"])
-        generator.manual_seed(options.seed + progress.step)
-        print(f"continuing at step {progress.step}", flush=True)
+    state = TrainingState(first, dtype=torch.float32)
+    if state.resume(work / CHECKPOINT):
+        generator.manual_seed(options.seed + state.progress.step)
+    tensors, optimiser, progress = state.tensors, state.optimiser, state.progress
+    shape = (config.layers, config.intermediate_size)
     network = BlockNetwork(config)
     budget = options.minutes * 60.0
     last_save = last_probe = last_print = progress.seconds
@@ -181,12 +140,7 @@ def train(options: argparse.Namespace) -> None:
             losses = block_losses(network, tensors, target, seen, blocks, width)
             losses.total.backward()
             optimiser.step(*rates(share, options.adam_rate, options.muon_rate))
-            with torch.no_grad():
-                horizon = min(0.98, 1 - 1 / (progress.step + 1))
-                torch._foreach_lerp_(
-                    list(average.values()), [v.detach() for v in tensors.values()], 1 - horizon
-                )
-            progress.step += 1
+            state.step_done(longest=0.98)
             now = time.perf_counter()
             progress.seconds += now - began
             began = now
@@ -202,17 +156,17 @@ def train(options: argparse.Namespace) -> None:
                 )
                 last_print, sums, printed = progress.seconds, [0.0] * 3, 0
             if progress.seconds - last_save >= options.save_every:
-                save(work, config, tensors, average, optimiser, progress)
+                state.save(work / CHECKPOINT, shape=shape)
                 last_save = progress.seconds
             done = progress.seconds >= budget or progress.step == options.steps
             if done:
                 break
         progress.pool = number
         if done:
-            save(work, config, tensors, average, optimiser, progress)
+            state.save(work / CHECKPOINT, shape=shape)
         if progress.seconds - last_probe >= options.probe_every or done:
             for width in WIDTHS:
-                for tally in tally_rounds(network, average, target, probes, width):
+                for tally in tally_rounds(network, state.average, target, probes, width):
                     print(
                         f"held out, block {width}, {tally.kind}: {tally.tokens_per_round:.2f} tokens a "
                         f"round over {tally.answers} answers",
