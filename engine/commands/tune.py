@@ -44,15 +44,40 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--shape",
         default="demo",
         metavar="NAME[:LAYERS],...",
-        help=f"one or several with commas, for one table: {', '.join(shape_names())}",
+        help=f"one or several with commas, for one table: {', '.join(shape_names())} (default: demo)",
     )
-    parser.add_argument("--vocab", type=int, metavar="N", help="at most N rows of the vocabulary")
-    parser.add_argument("--weights", default="nvfp4", choices=("nvfp4", "fp8"))
-    parser.add_argument("--wide", action="store_true", help="for 17 to 32 rows (nvfp4)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--threads", type=int, metavar="N", help="default: every core; cpu alone")
-    parser.add_argument("--turns", type=int, metavar="N", help="of a setting: 5; cpu alone")
-    parser.add_argument("--out", metavar="FILE", help="default: in the user's data folder")
+    parser.add_argument(
+        "--vocab",
+        type=int,
+        metavar="N",
+        help="at most N rows of the vocabulary (default: the shape's own)",
+    )
+    parser.add_argument(
+        "--weights",
+        default="nvfp4",
+        choices=("nvfp4", "fp8"),
+        help="format whose products are tuned (default: nvfp4)",
+    )
+    parser.add_argument(
+        "--wide",
+        action="store_true",
+        help="tune passes of 17 to 32 rows, which nvfp4 keeps in a table of their own",
+    )
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="what computes: cpu tunes sizes of loops, cuda launch settings (default: cpu)",
+    )
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="worker threads, cpu alone (default: every core)"
+    )
+    parser.add_argument(
+        "--turns", type=int, metavar="N", help="times each setting is timed, cpu alone (default: 5)"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="table to write (default: in the user's data folder)"
+    )
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,13 @@ import pytest
 
 from engine.cli import COMMANDS, _parser
 
-_REST = ("tune",)  # its options are told in the guide of the tables
-
 
 def _options(command: str) -> list[argparse.Action]:
     [commands] = [a for a in _parser()._actions if isinstance(a, argparse._SubParsersAction)]
     return [each for each in commands.choices[command]._actions if each.dest != "help"]
 
 
-@pytest.mark.parametrize("command", sorted(set(COMMANDS) - set(_REST)))
+@pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_every_option_says_what_it_does_and_its_default(command: str) -> None:
     for option in _options(command):
         words = option.help or ""
