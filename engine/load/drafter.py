@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +14,9 @@ from engine.api import LoadProgress
 from engine.errors import Cancelled, CheckpointError
 from engine.load.drafter_config import read_block_config
 from engine.load.files import model_folder, read_json_object
-from engine.load.formats import FLOATS, PARTS, UNUSED_PARTS, LinearPlan, classify, expect
+from engine.load.formats import LinearPlan
 from engine.load.linears import read_linear, refuse_invalid, rounded
+from engine.load.matching import Matched, listed, match_slots, tensors
 from engine.load.memory import MemoryNeed, available_memory_bytes, check_memory
 from engine.load.reader import TensorReader
 from engine.load.safetensors_index import TensorEntry, read_index
@@ -32,7 +33,6 @@ SELECTOR = "candidate_selector."
 # Drafters of this publisher were tuned on the streams that enter the named layers.
 _ENTERING = "tandemllm"
 _AGAIN = "Download the weight files of this drafter again."
-_SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -195,7 +195,8 @@ def read_drafter(
     )
     check_target(config, target, f"{folder.name}/{CONFIG_FILE}")
     index = read_index(folder)
-    linears, vectors = _match(block_slots(config), index.entries)
+    matched = _match(config, index.entries)
+    linears, vectors = matched.linears, matched.vectors
     entries = [entry for plan in linears.values() for entry in plan.entries]
     entries += [entry for _, entry in vectors.values()]
     need = MemoryNeed(
@@ -218,38 +219,16 @@ def read_drafter(
     return BlockCheckpoint(folder, folder.name, config, weights, notices)
 
 
-def _match(
-    slots: Iterable[Slot], found: dict[str, TensorEntry]
-) -> tuple[dict[str, LinearPlan], dict[str, tuple[VectorSlot, TensorEntry]]]:
+def _match(config: BlockConfig, found: dict[str, TensorEntry]) -> Matched:
     """Every slot with its tensors; raises CheckpointError for what is missing, wrong or left over."""
-    linears: dict[str, LinearPlan] = {}
-    vectors: dict[str, tuple[VectorSlot, TensorEntry]] = {}
-    missing: list[str] = []
-    unclaimed = dict(found)
-    for slot in slots:
-        if isinstance(slot, LinearSlot):
-            names = {part: f"{slot.module}.{part}" for part in (*PARTS, *UNUSED_PARTS)}
-            parts = {part: found[names[part]] for part in PARTS if names[part] in found}
-            for name in names.values():
-                unclaimed.pop(name, None)
-            if parts:
-                linears[slot.module] = classify(slot, parts)
-            else:
-                missing.append(f"{slot.module}.weight [{slot.rows}, {slot.columns}]")
-        elif slot.name in found:
-            expect(found[slot.name], slot.shape, FLOATS)
-            vectors[slot.name] = (slot, unclaimed.pop(slot.name))
-        else:
-            missing.append(f"{slot.name} {list(slot.shape)}")
-    for names, what in ((missing, "lack"), (list(unclaimed), "hold unknown")):
+    matched = match_slots(block_slots(config), found)
+    for names, what in ((matched.missing, "lack"), (list(matched.unclaimed), "hold unknown")):
         if names:
-            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             raise CheckpointError(
-                f"The drafter's weight files {what} {len(names)} "
-                f"tensor{'s' if len(names) > 1 else ''}: {', '.join(names[:_SHOWN])}{more}.",
-                next_step=_AGAIN if names is missing else "Use the files of one published drafter.",
+                f"The drafter's weight files {what} {tensors(len(names))}: {listed(names)}.",
+                next_step=_AGAIN if what == "lack" else "Use the files of one published drafter.",
             )
-    return linears, vectors
+    return matched
 
 
 class _Builder:

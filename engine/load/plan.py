@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from engine.errors import CheckpointError, UnsupportedModelError
-from engine.load.formats import DENSE, FLOATS, PARTS, UNUSED_PARTS, LinearPlan, classify, expect
+from engine.load.formats import DENSE, LinearPlan
+from engine.load.matching import listed, match_slots, tensors
 from engine.load.safetensors_index import TensorEntry, TensorIndex
 from engine.load.tensor_table import (
-    LinearSlot,
     Slot,
     VectorSlot,
     canonical_name,
@@ -23,7 +23,6 @@ from engine.model.config import FULL, ModelConfig
 
 _LAYER = re.compile(r"layers\.([0-9]{1,6})\.(linear_attn|self_attn)?")
 _MTP_LAYER = re.compile(r"mtp\.layers\.([0-9]{1,6})\.")
-_SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,32 +55,10 @@ def make_plan(config: ModelConfig, index: TensorIndex) -> LoadPlan:
     found = _by_canonical_name(index.entries.values())
     _check_layers(config, found)
     config, slots = _decide_heads(config, found)
-    linears: dict[str, LinearPlan] = {}
-    vectors: dict[str, tuple[VectorSlot, TensorEntry]] = {}
-    missing: list[str] = []
-    unclaimed = dict(found)
-    for slot in slots:
-        if isinstance(slot, LinearSlot):
-            names = {part: f"{slot.module}.{part}" for part in PARTS}
-            parts = {part: found[name] for part, name in names.items() if name in found}
-            if not parts:
-                missing.append(_wanted(slot))
-                continue
-            linears[slot.module] = classify(slot, parts)
-            used = [names[part] for part in parts]
-            used += [f"{slot.module}.{part}" for part in UNUSED_PARTS]
-        else:
-            entry = found.get(slot.name)
-            if entry is None:
-                missing.append(_wanted(slot))
-                continue
-            expect(entry, slot.shape, FLOATS)
-            vectors[slot.name] = (slot, entry)
-            used = [slot.name]
-        for name in used:
-            unclaimed.pop(name, None)
-    if missing:
-        _refuse_missing(missing)
+    matched = match_slots(slots, found)
+    if matched.missing:
+        _refuse_missing(matched.missing)
+    unclaimed, linears, vectors = matched.unclaimed, matched.linears, matched.vectors
     for index_ in config.attention_layers:  # KV-cache scales may hang on the attention itself
         for part in ("k_scale", "v_scale"):
             unclaimed.pop(f"layers.{index_}.self_attn.{part}", None)
@@ -181,14 +158,7 @@ def _decide_heads(
     return replace(config, tied=not has_head and config.tied, mtp_layers=1 if mtp else 0), slots
 
 
-def _wanted(slot: Slot) -> str:
-    if isinstance(slot, LinearSlot):
-        return f"{slot.module}.weight [{slot.rows}, {slot.columns}]"
-    return f"{slot.name} {list(slot.shape)}"
-
-
 def _refuse_missing(missing: list[str]) -> None:
-    more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
     only_mtp = all(name.startswith("mtp.") for name in missing)
     next_step = "Download the weight files of this model again."
     if only_mtp:
@@ -196,18 +166,15 @@ def _refuse_missing(missing: list[str]) -> None:
             " To run without drafting, remove all mtp.* tensors and set mtp_num_hidden_layers to 0."
         )
     raise CheckpointError(
-        f"The weight files lack {len(missing)} tensor{'s' if len(missing) > 1 else ''}: "
-        f"{', '.join(missing[:_SHOWN])}{more}.",
+        f"The weight files lack {tensors(len(missing))}: {listed(missing)}.",
         next_step=next_step,
     )
 
 
 def _refuse_unclaimed(unclaimed: dict[str, TensorEntry]) -> None:
-    shown = [f"{entry.name} in {entry.file.name}" for entry in list(unclaimed.values())[:_SHOWN]]
-    more = f" and {len(unclaimed) - _SHOWN} more" if len(unclaimed) > _SHOWN else ""
+    names = [f"{entry.name} in {entry.file.name}" for entry in unclaimed.values()]
     raise CheckpointError(
-        f"The weight files hold {len(unclaimed)} tensor{'s' if len(unclaimed) > 1 else ''} that no "
-        f"part of this model reads: {', '.join(shown)}{more}.",
+        f"The weight files hold {tensors(len(names))} that no part of this model reads: {listed(names)}.",
         next_step="Use the weights of a model of the Qwen3.5 family as they were published.",
     )
 
