@@ -21,7 +21,7 @@ from app.compare.report import ReportView
 from app.errors import ErrorPlace
 from app.format import duration
 from app.knobs.candidate import Candidate
-from app.labels import title_row
+from app.labels import text_label, title_row
 from app.theme import Theme
 from engine.api import CompareProgress, CompareReport, ErrorReport, KnobRow
 
@@ -71,9 +71,7 @@ class ComparePage(QWidget):
         column.addWidget(self._make_progress())
         self.errors = ErrorPlace(lambda: bridge.snapshot)
         column.addWidget(self.errors)
-        self.notice = QLabel()
-        self.notice.setTextFormat(Qt.TextFormat.PlainText)
-        self.notice.setWordWrap(True)
+        self.notice = text_label()
         self.notice.hide()
         column.addWidget(self.notice)
         self.hint = QLabel(_HINT)

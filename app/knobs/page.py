@@ -32,7 +32,7 @@ from app.errors import ErrorPlace
 from app.knobs.candidate import Candidate
 from app.knobs.detail import KnobDetail
 from app.knobs.model import AVAILABLE_ROLE, COLUMNS, HEADING_ROLE, KnobFilter, KnobModel
-from app.labels import title_row
+from app.labels import text_label, title_row
 from app.theme import Theme
 from engine.api import ErrorReport, KnobRow
 
@@ -61,9 +61,7 @@ class KnobsPage(QWidget):
         column.setContentsMargins(18, 14, 18, 14)
         column.setSpacing(10)
         column.addLayout(self._make_header())
-        self.notice = QLabel()
-        self.notice.setTextFormat(Qt.TextFormat.PlainText)
-        self.notice.setWordWrap(True)
+        self.notice = text_label()
         self.notice.hide()
         column.addWidget(self.notice)
         self.notice_comparing = QLabel(_COMPARING)

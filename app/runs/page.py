@@ -27,7 +27,7 @@ from app.bridge import Bridge
 from app.compare.report import ReportView
 from app.compare.table import TextTable, table_view
 from app.errors import ErrorPlace
-from app.labels import title_row
+from app.labels import text_label, title_row
 from app.runs.text import COLUMNS, bench_rows, difference_rows, summary_row
 from app.theme import Theme
 from engine.api import RunRecord, RunSummary
@@ -57,9 +57,7 @@ class RunsPage(QWidget):
         column.setContentsMargins(18, 14, 18, 14)
         column.setSpacing(10)
         column.addLayout(self._make_header())
-        self.notice = QLabel()
-        self.notice.setTextFormat(Qt.TextFormat.PlainText)
-        self.notice.setWordWrap(True)
+        self.notice = text_label()
         self.notice.hide()
         column.addWidget(self.notice)
         self.errors = ErrorPlace(lambda: bridge.snapshot)

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The ways that both backends choose between: every field has its switch."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from engine.knobs import KnobSet
+from engine.model.ways import Ways, ways_of
+
+
+def test_every_way_is_asked_for_by_a_switch_that_defaults_to_the_kernels() -> None:
+    asked = ways_of(KnobSet({}))
+    assert asked.keys() == {field.name for field in fields(Ways)}
+    for name, value in asked.items():
+        if isinstance(value, bool):
+            assert value == getattr(Ways(), name), name
