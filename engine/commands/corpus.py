@@ -23,9 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--text", required=True, nargs="+", metavar="FILE", help="UTF-8 files, each a document"
     )
-    parser.add_argument(
-        "--out", required=True, metavar="DIR", help="folder to write, new or empty"
-    )
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder to write, new or empty")
 
 
 def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:

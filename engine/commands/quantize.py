@@ -24,9 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", required=True, metavar="DIR", help="folder of the BF16 checkpoint"
     )
-    parser.add_argument(
-        "--out", required=True, metavar="DIR", help="folder to write, new or empty"
-    )
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder to write, new or empty")
     parser.add_argument(
         "--method",
         choices=("rtn", "clip"),
