@@ -15,7 +15,7 @@ import torch
 
 from engine.errors import UsageError
 from engine.measure.machine import cpu_model
-from engine.measure.price_run import quick_draft_ms, quick_prices
+from engine.measure.price_run import quick_block_ms, quick_draft_ms, quick_prices
 from engine.model.backend import Backend
 from engine.model.cuda import CudaBackend
 from engine.model.native import NativeBackend
@@ -93,9 +93,9 @@ def live_prices(backend: Backend, given: str | Path = "") -> LivePrices:
     and model, else a few rounds timed now, or, where even these take too long, the proportions of the shipped
     table; the rounds to come correct both. Raises UsageError for a given file that is no table.
     """
-    draft_ms = quick_draft_ms(backend)
+    drafts = {"draft_ms": quick_draft_ms(backend), "block_ms": quick_block_ms(backend)}
     if given:
-        return LivePrices(given_prices(given), draft_ms=draft_ms)
+        return LivePrices(given_prices(given), **drafts)
     backend.reset(speculate=False)
     key = PriceKey.of(backend)
     damaged = ""
@@ -104,8 +104,8 @@ def live_prices(backend: Backend, given: str | Path = "") -> LivePrices:
     except UsageError as error:
         kept, damaged = None, f" ({error.cause})"
     if kept is not None:
-        return LivePrices(kept, draft_ms=draft_ms)
+        return LivePrices(kept, **drafts)
     quick = quick_prices(backend)
     table = quick or default_prices()
     table = replace(table, source=table.source + damaged)
-    return LivePrices(table, learns_rows=True, relative=quick is None, draft_ms=draft_ms)
+    return LivePrices(table, learns_rows=True, relative=quick is None, **drafts)

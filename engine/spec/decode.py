@@ -118,8 +118,11 @@ class DecodeLoop:
         after_commit = time.perf_counter()
         draft_s, verify_s = after_draft - start, after_verify - after_draft
         if drafter is not None:
-            verified_tree = tree or DraftTree.plain(self.anchor)
-            drafter.settle(RoundOutcome(verified_tree, path, tokens, draft_s * 1e3, verify_s * 1e3))
+            if self._router is not None and self._router.resting:
+                self._router.pass_by(self.anchor, tokens[0], verify_s * 1e3)
+            else:
+                done = tree or DraftTree.plain(self.anchor)
+                drafter.settle(RoundOutcome(done, path, tokens, draft_s * 1e3, verify_s * 1e3))
             draft_s += time.perf_counter() - after_commit
         self.anchor = tokens[-1]
         return Round(

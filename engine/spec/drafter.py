@@ -72,9 +72,17 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class Routes(Protocol):
-    """A drafter that chooses among sources; `choice` is that of its latest proposal."""
+    """A drafter that chooses among sources.
+
+    choice: that of its latest proposal. resting: whether the present round was let pass without a decision; it
+    ends with `pass_by` in place of `settle`, at a small part of the cost.
+    """
 
     choice: RouteChoice
+    resting: bool
+
+    def pass_by(self, anchor: int, token: int, verify_ms: float) -> None:
+        """A round that was let pass added one token behind the anchor."""
 
 
 @runtime_checkable

@@ -198,9 +198,9 @@ class LookupDrafter:
             self._rate.learn(source, match, self._copy_run, followed=followed, missed=missed)
         self._copy_run = 0 if missed else self._copy_run + followed
 
-    def stirs(self, anchor: int) -> bool:
-        """Whether a look could find something in the text; far cheaper than one."""
-        self._reach(anchor)
+    @property
+    def stirs(self) -> bool:
+        """Whether a look behind the newest token could find something in the text; far cheaper than one."""
         return self._index.repeats()
 
     def follow(self, anchor: int, tokens: Sequence[int]) -> None:
@@ -208,6 +208,12 @@ class LookupDrafter:
         self._reach(anchor)
         self._index.extend(tokens)
         self._copy_run = self._full_rounds = 0
+
+    def pass_by(self, anchor: int, token: int) -> bool:
+        """`follow` for one token, and whether it stirs then."""
+        self._reach(anchor)
+        self._copy_run = self._full_rounds = 0
+        return self._index.push(token)
 
     def _count(self, looked: LookupProposal, verified: DraftTree) -> None:
         drafted = verified.sources.count(SOURCE)

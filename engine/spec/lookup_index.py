@@ -42,6 +42,7 @@ class LocalIndex:
             for order in range(min_order, MAX_ORDER + 1)
         ]
         self._longer = self._orders[1:]
+        self._shortest, self._whole = self._orders[0], self._orders[-1].mask
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -53,10 +54,8 @@ class LocalIndex:
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens, ids from 0 to 2**24 - 1."""
         known = self.tokens
-        tail = self._tail
-        shortest = self._orders[0]
-        mask, newest, before = shortest.mask, shortest.newest, shortest.before
-        whole = self._orders[-1].mask
+        tail, whole = self._tail, self._whole
+        _, mask, newest, before = self._shortest
         position = len(known)
         for token in tokens:
             gram = tail & mask
@@ -69,6 +68,20 @@ class LocalIndex:
             position += 1
             tail = (tail << _BITS | token + 1) & whole
         self._tail = tail
+
+    def push(self, token: int) -> bool:
+        """Append one token; whether the end of the text stood before by then, as `repeats` says."""
+        known, tail = self.tokens, self._tail
+        _, mask, newest, before = self._shortest
+        gram, position = tail & mask, len(known)
+        last = newest.get(gram)
+        newest[gram] = position
+        if last is not None:
+            before[position] = last
+            self._enter_longer(position, last, tail)
+        known.append(token)
+        self._tail = tail = (tail << _BITS | token + 1) & self._whole
+        return bool(newest.get(tail & mask))
 
     def _enter_longer(self, position: int, last: int, tail: int) -> None:
         """Enter the longer n-grams in front of `position`; `last` is where the shortest one stood before."""

@@ -26,7 +26,7 @@ from engine.spec.staircut_cut import Terms
 from engine.spec.staircut_doze import Doze
 from engine.spec.staircut_heads import Head, Plan, StepHead
 from engine.spec.staircut_hold import Hold
-from engine.spec.staircut_learn import Mean, middle_of
+from engine.spec.staircut_learn import Mean, Rests
 from engine.spec.staircut_lookup import LookupArm
 from engine.spec.staircut_prices import LivePrices
 from engine.spec.staircut_yield import Yield
@@ -82,8 +82,7 @@ class StairCut:
         self._clock = clock
         self._learning = True
         self._context = 0
-        # What a round takes besides, without a head's draft and with one; the router's own is left out.
-        self._rests = (Mean(), Mean())
+        self._rests = Rests()
         self._with_head = False  # the round that was settled last
         self._began_s: float | None = None  # when the round that was settled last began
         self._named_ms = 0.0  # its draft and verify
@@ -97,12 +96,12 @@ class StairCut:
         self._doze = Doze()
         self._hold = Hold()
         self._holding = False  # in the present round
-        self._dozed_ms: list[float] = []  # of passes that were dozed through
         self._yield = Yield()
         self._last_held: StepHead | None = None
         self._asked_head: Head | None = None
         self._steps = 0
         self.read_bytes = 0  # of the last proposal
+        self.resting = False
         self.choice = self._dozing = RouteChoice(PLAIN, 0, 1.0, 0.0, (), prices.source)
 
     def freeze(self, *, frozen: bool = True) -> None:
@@ -116,6 +115,10 @@ class StairCut:
 
     def begin(self, prompt: Sequence[int]) -> None:
         """A new text of these committed tokens."""
+        if self._doze.rounds and self._learning:
+            for head in self._heads:
+                head.ripe(self._doze.rounds)
+            self._observe(*self._doze.priced(learn=True))
         self._context = len(prompt)
         self._began_s = None
         self._asked_head = None
@@ -127,35 +130,51 @@ class StairCut:
             self._lookup.begin(prompt)
         for head in self._heads:
             head.begin(prompt)
-        if self._last_held is not None and not self._whole:
-            self._start_held(self._last_held)
+        self.resting = False
+        if self._own.samples and not self._whole:
+            self._start()
 
-    def _start_held(self, head: StepHead) -> None:
-        """Draft from the first round on, where that pays in texts of this kind."""
+    def _start(self) -> None:
+        """Let the first rounds do what pays in texts of this kind: draft, or let rounds pass."""
         prices, level = self._prices.curves(self._context), self._prices.level
-        rest_ms = self._rests[1].ms / level
-        plain_value = 1.0 / (prices[0][1] + self._rests[0].ms / level)
-        plan = head.planned(prices, rest_ms, level, self._nodes)
-        self._plain_value = plain_value
-        if plan.value <= plain_value * self._least_gain(head):
-            return
+        rest_ms = self._rests.with_ms / level
+        plain_value = self._plain_value = 1.0 / (prices[0][1] + self._plain_rest_ms / level)
+        longest = _FOR_GOOD
+        for head in self._heads:
+            plan = head.planned(prices, rest_ms, level, self._nodes)
+            if plan.value > plain_value * self._least_gain(head):
+                if head is self._last_held:
+                    round_ms = prices[0][plan.rows] + rest_ms
+                    round_ms += head.cost_ms(plan.steps, prices[0][1] * level) / level
+                    self._start_held(head, plan, round_ms * level)
+                return
+            if self._learning:
+                extra = self._extra(head, head.probe(plan), prices)
+                longest = min(longest, head.wait(extra, worth=plan.value > plain_value))
+        self._rest(longest)
+
+    def _start_held(self, head: StepHead, plan: Plan, round_ms: float) -> None:
         head.worth()
-        round_ms = prices[0][plan.rows] + rest_ms
-        round_ms += head.cost_ms(plan.steps, prices[0][1] * level) / level
+        per_ms = 1.0 / self._prices.level
         choice = RouteChoice(
             head.name,
             plan.steps,
-            plan.value * round_ms,
-            plan.value / level,
-            ((PLAIN, 0, plain_value / level),),
+            plan.value * per_ms * round_ms,
+            plan.value * per_ms,
+            ((PLAIN, 0, self._plain_value * per_ms),),
             self._prices.source,
-            gain=plan.value / plain_value,
+            gain=plan.value / self._plain_value,
         )
-        self._hold.start(head, plan.steps, choice, self._own.ms / (round_ms * level))
+        self._hold.start(head, plan.steps, choice, self._own.ms / round_ms)
 
     def propose(self, anchor: int, limit: int) -> DraftTree | None:
         """The best cut of the best candidate, or None for a plain round."""
         self.read_bytes = 0
+        if self._doze.start():
+            self.resting = True
+            self.choice = self._dozing
+            return None
+        self.resting = False
         self._asked = True
         hold = self._hold
         if hold.on:
@@ -164,11 +183,6 @@ class StairCut:
             self.read_bytes = hold.read_bytes
             self.choice = hold.choice if tree is not None else self._dozing
             return tree
-        if self._doze.start():
-            if self._lookup is None or not self._lookup.stirs(anchor):
-                self.choice = self._dozing
-                return None
-            self._doze.wake()
         now_s = self._clock()
         missed = self._doze.rounds
         if hold.tokens:
@@ -178,19 +192,19 @@ class StairCut:
             self._observe(*hold.priced())
             self._began_s = None  # the round before was not timed
         elif missed:
-            self._doze.rounds = 0
-            self._observe(1, middle_of(self._dozed_ms))
+            self._observe(*self._doze.priced(learn=self._learning))
             self._began_s = None
         else:
             if self._began_s is not None and self._learning:
-                self._learn_rest((now_s - self._began_s) * 1e3 - self._named_ms)
+                rest_ms = (now_s - self._began_s) * 1e3 - self._named_ms
+                self._rests.learn(rest_ms, with_head=self._with_head)
             self._began_s = now_s
         self._head_ms = 0.0
         limit = min(limit, self._nodes)
         prices, level = self._prices.curves(self._context), self._prices.level
-        terms = Terms(prices, self._rests[0].ms / level, limit)
-        plain_value = self._plain_value = 1.0 / (prices[0][1] + terms.spent_ms)
-        self._yield.plain(prices[0][1] * level, self._rests)
+        terms = Terms(prices, (self._rests.without_ms + self._own.ms) / level, limit)
+        plain_value = self._plain_value = 1.0 / (prices[0][1] + self._plain_rest_ms / level)
+        self._yield.plain(prices[0][1] * level + self._plain_rest_ms, self._rests.with_ms)
         if limit < 1:
             return self._take((), plain_value, "no room")
         looked = self._look(anchor, limit)
@@ -204,8 +218,7 @@ class StairCut:
         self._head_ms = head.draft_ms
         self.read_bytes = head.read_bytes
         cost_ms = head.cost_ms(plan.steps, prices[0][1] * level)
-        terms = Terms(prices, (self._rests[1].ms + cost_ms) / level, limit)
-        plain_value = 1.0 / (prices[0][1] + terms.spent_ms)
+        terms = Terms(prices, (self._rests.with_ms + cost_ms) / level, limit)
         if looked is not None:
             found = (candidate(LOOKUP, *looked, terms, whole=self._whole),)
         if drafted is not None:
@@ -227,12 +240,6 @@ class StairCut:
                 if self._yield.loses:
                     self._hold.end()
             return
-        if self._doze.asleep:
-            self._context += len(done.tokens)
-            self._dozed_ms.append(done.verify_ms)
-            if self._lookup:
-                self._lookup.follow(done.tree.tokens[0], done.tokens)
-            return
         begun_s = self._clock()
         for head in self._heads:
             head.settle(done)
@@ -241,8 +248,8 @@ class StairCut:
         head_ms = self._head_ms if asked else 0.0
         rows = len(done.tree)
         # A pass behind a decision finds colder caches than those of the rounds that do without.
+        kind = CHAIN if done.tree.is_chain else TREE
         if self._learning and self._own.ms < _OWN_SHARE * done.verify_ms:
-            kind = CHAIN if done.tree.is_chain else TREE
             self._prices.observe(kind, rows, self._context, done.verify_ms)
         self._context += len(done.tokens)
         self._with_head = head_ms > 0.0
@@ -250,16 +257,26 @@ class StairCut:
             self._yield.add(len(done.tokens), head_ms + done.verify_ms)
         self._go_on(done)
         own_ms = max(0.0, done.draft_ms - head_ms + (self._clock() - begun_s) * 1e3)
-        self._named_ms = head_ms + done.verify_ms + own_ms
+        verify_ms = done.verify_ms
+        if not self._with_head:  # what a pass takes longer behind a decision belongs to its rest
+            curves = self._prices.curves(self._context)
+            verify_ms = curves[kind == TREE][rows] * self._prices.level
+        self._named_ms = head_ms + verify_ms + own_ms
         if self._learning and asked and self._began_s is not None:
             self._own.learn(own_ms)
+
+    def pass_by(self, anchor: int, token: int, verify_ms: float) -> None:
+        """A round that was dozed through; whatever could be looked up ends the doze."""
+        self._counts[ROUTED] += 1
+        self._context += 1
+        self._doze.took(verify_ms, self._clock())
+        if self._lookup and self._lookup.pass_by(anchor, token):
+            self._doze.wake()
 
     def _go_on(self, done: RoundOutcome) -> None:
         """Let the next rounds do as this one did, where deciding anew costs more than it may bring."""
         choice, head = self.choice, self._asked_head
-        plain_ms = self._prices.curves(self._context)[0][1] * self._prices.level
         if self._with_head:
-            self._doze.end(paid=not choice.probe, own_share=0.0)
             if (
                 isinstance(head, StepHead)
                 and choice.candidate == head.name
@@ -270,18 +287,16 @@ class StairCut:
                 round_ms = choice.expected_tokens / choice.tokens_per_ms
                 self._hold.start(head, self._steps, choice, self._own.ms / round_ms)
             return
-        paid = len(done.tokens) > 1
-        longest = min((head.rounds_left for head in self._heads), default=_FOR_GOOD)
-        if self._doze.end(paid=paid, own_share=self._own.ms / plain_ms, longest=longest):
-            self._dozing = RouteChoice(
-                PLAIN,
-                0,
-                1.0,
-                1.0 / (plain_ms + self._rests[0].ms),
-                (),
-                self._prices.source,
-                DOZING,
-            )
+        if len(done.tokens) == 1 and not (self._lookup and self._lookup.stirs):
+            probed = self._heads if self._learning else ()
+            self._rest(min((head.rounds_left for head in probed), default=_FOR_GOOD))
+
+    def _rest(self, longest: int) -> None:
+        """Let rounds pass, at most so many, until something could be looked up."""
+        plain_ms = self._prices.curves(self._context)[0][1] * self._prices.level
+        if self._doze.end(own_share=self._own.ms / plain_ms, longest=longest):
+            value = 1.0 / (plain_ms + self._plain_rest_ms)
+            self._dozing = RouteChoice(PLAIN, 0, 1.0, value, (), self._prices.source, DOZING)
 
     def _look(self, anchor: int, limit: int) -> tuple[DraftTree, Sequence[float]] | None:
         """The lookup's tree and its chances."""
@@ -300,7 +315,7 @@ class StairCut:
         if not heads:
             return None, _NO_PLAN, "no head"
         level = self._prices.level
-        rest_ms = self._rests[1].ms / level
+        rest_ms = self._rests.with_ms / level
         plan, head = _NO_PLAN, heads[0]
         for each in heads:
             planned = each.planned(prices, rest_ms, level, limit)
@@ -339,7 +354,7 @@ class StairCut:
         plain_ms = prices[0][1] * self._prices.level
         more_ms = (prices[0][plan.rows] - prices[0][1]) * self._prices.level
         more_ms += head.cost_ms(plan.steps, plain_ms) + head.catch_up_ms(self._context)
-        return more_ms / (plain_ms + self._rests[0].ms)
+        return more_ms / (plain_ms + self._plain_rest_ms)
 
     def _take(
         self, found: tuple[Candidate, ...], plain_value: float, skipped: str
@@ -372,13 +387,12 @@ class StairCut:
         )
         return tree.subset(order[:nodes]) if left_out else tree
 
-    def _observe(self, rows: int, verify_ms: float) -> None:
-        """Learn from one of the passes that nothing was decided for; one stands for all."""
-        if self._learning:
+    def _observe(self, rows: int, verify_ms: float, times: int = 1) -> None:
+        """Learn from the passes that nothing was decided for; one stands for all."""
+        for _ in range(times if self._learning else 0):
             self._prices.observe(CHAIN, rows, self._context, verify_ms)
 
-    def _learn_rest(self, rest_ms: float) -> None:
-        self._rests[self._with_head].learn(max(rest_ms, 0.0))
-        other = self._rests[not self._with_head]
-        if not other.samples:
-            other.ms = self._rests[self._with_head].ms
+    @property
+    def _plain_rest_ms(self) -> float:
+        """What a plain round takes beside its pass."""
+        return self._doze.rest.ms if self._doze.rest.samples else self._rests.without_ms

@@ -51,6 +51,6 @@ def build_staircut(
             )
         )
     if block is not None:
-        heads.append(BlockHead(block))
+        heads.append(BlockHead(block, prices.block_ms))
     arm = LookupArm(lookup, rate) if lookup is not None else None
     return StairCut(prices, lookup=arm, heads=heads, skip=skip, whole=whole, counts=counts)

@@ -3,41 +3,61 @@
 
 from __future__ import annotations
 
-_OWN_SHARE = 0.01  # of a plain round that the router may take where nothing pays
-_LONGEST = 20  # rounds
+from engine.spec.staircut_learn import Mean, middle_of
+
+_OWN_SHARE = 0.002  # of a plain round that the router may take where nothing pays and nothing is due
+_LONGEST = 128  # rounds
+_AS_ONE = 8  # rounds that count as one pass
 
 
 class Doze:
-    """Counts the rounds that are dozed through behind one in which nothing paid."""
+    """Counts the rounds that are dozed through behind one in which nothing paid, and what they take."""
 
     def __init__(self) -> None:
+        self.rest = Mean()  # ms of such a round beside its pass, all in all
+        self._verify_ms: list[float] = []
+        self._rest_ms: list[float] = []
         self.begin()
 
     def begin(self) -> None:
         """A new text: awake."""
         self._ahead = 0
-        self.asleep = False  # in the present round
-        self.rounds = 0  # since the last one that was awake
+        self.rounds = 0  # since `priced` was asked
+        self._ended_s: float | None = None  # when the latest one ended
 
     def start(self) -> bool:
         """A round starts; whether it is dozed through."""
-        self.asleep = self._ahead > 0
-        if self.asleep:
-            self._ahead -= 1
-            self.rounds += 1
-        return self.asleep
+        if not self._ahead:
+            return False
+        self._ahead -= 1
+        self.rounds += 1
+        return True
+
+    def took(self, verify_ms: float, now_s: float) -> None:
+        """A round that was dozed through ended; its pass took so long."""
+        if self._ended_s is not None:
+            self._rest_ms.append((now_s - self._ended_s) * 1e3 - verify_ms)
+        self._ended_s = now_s
+        self._verify_ms.append(verify_ms)
+
+    def priced(self, *, learn: bool) -> tuple[int, float, int]:
+        """(1 row, ms of a usual pass since the last call, how often it counts); `learn` what came on top."""
+        self.rounds, self._ended_s = 0, None
+        if learn and self._rest_ms:
+            self.rest.learn(max(0.0, middle_of(self._rest_ms)))
+        self._rest_ms.clear()
+        times = 1 + len(self._verify_ms) // _AS_ONE
+        return 1, middle_of(self._verify_ms), times
 
     def wake(self) -> None:
-        """The round that has just started decides anew."""
-        self.asleep, self._ahead = False, 0
-        self.rounds -= 1
+        """The next round decides anew."""
+        self._ahead = 0
 
-    def end(self, *, paid: bool, own_share: float, longest: int = _LONGEST) -> bool:
-        """An awake round ended; whether a doze follows.
+    def end(self, *, own_share: float, longest: int = _LONGEST) -> bool:
+        """An awake round ended, and nothing paid; whether a doze follows.
 
-        `own_share`: what deciding takes of a plain round. A doze is so long that it takes 1 % of the time, and
+        `own_share`: what deciding takes of a plain round. A doze is so long that it takes 0.2 % of the time, and
         no longer than `longest`.
         """
-        if not paid:
-            self._ahead = min(_LONGEST, longest, int(own_share / _OWN_SHARE))
+        self._ahead = min(_LONGEST, longest, int(own_share / _OWN_SHARE))
         return self._ahead > 0

@@ -21,6 +21,7 @@ _PROBE_STEPS = 2
 _IN_STEP = 5  # tokens since the latest draft that the next one takes along for nothing
 _PROBE_DOUBLINGS = 5
 _FIRST_DRAFTS = 4
+_FIRST_DEAR_DRAFTS = 2  # the first one records its passes
 _PROBES_IN_A_ROW = 5
 _DEAR_SHARE = 1.5  # of a plain round: a probe that takes more is not followed by another at once
 _AT_ONCE = 1 << 30  # rounds waited for a probe that is due whatever it costs
@@ -139,6 +140,11 @@ class Head:
         """What a draft costs; `plain_ms` is the price of a plain round."""
         raise NotImplementedError
 
+    @property
+    def cost_known(self) -> bool:
+        """Whether a draft was timed."""
+        raise NotImplementedError
+
     def worth(self) -> None:
         """The plan beats every round without this head."""
         if self._usual is None:
@@ -148,12 +154,31 @@ class Head:
     def ripe(self, rounds: int) -> bool:
         """Whether to ask if a draft is `due`; `rounds` went by since this was asked last."""
         self._waited += rounds
-        return self._waited >= self._needed or self._drafts < _FIRST_DRAFTS
+        return self._waited >= self._needed
 
     @property
     def rounds_left(self) -> int:
         """Rounds until this is `ripe`."""
         return max(0, self._needed - self._waited)
+
+    def wait(self, extra_share: float, *, rival: bool = False, worth: bool = False) -> int:
+        """Rounds until a probe is `due`, which says when that is."""
+        if self._usual is None:
+            self._usual = rival or worth
+        self._dear = extra_share > _DEAR_SHARE
+        if self._drafts < self._first_drafts():
+            self._waited = _AT_ONCE
+        least = max(_PROBE_ROUNDS, math.ceil(extra_share / _PROBE_SHARE))
+        if self._usual and not self._dear and not rival:
+            least = min(least, self.soonest())
+        self._needed = least << min(self._failed, _PROBE_DOUBLINGS)
+        return self.rounds_left
+
+    def _first_drafts(self) -> int:
+        """How many drafts come at once: a few where what they cost was not timed, fewer where they are dear."""
+        if self.cost_known:
+            return 0 if self._dear else 1
+        return _FIRST_DEAR_DRAFTS if self._dear else _FIRST_DRAFTS
 
     def due(self, extra_share: float, *, rival: bool = False, worth: bool = False) -> bool:
         """Whether to draft although the plan says it does not pay, at `extra_share` more than a plain round.
@@ -162,21 +187,11 @@ class Head:
         each probe that was not accepted, up to five in a row while they are. Where only this text speaks
         against the head (in its first round a draft was `worth` it), `soonest` says when. Where the head loses
         to a `rival` only, each probe makes the next one rarer. A head that has hardly drafted yet is due at
-        once: what it costs is not known.
+        once: how it stands is not known.
         """
-        if self._usual is None:
-            self._usual = rival or worth
-        if self._drafts < _FIRST_DRAFTS:
-            self._waited = _AT_ONCE
-        self._dear = extra_share > _DEAR_SHARE
-        least = max(_PROBE_ROUNDS, math.ceil(extra_share / _PROBE_SHARE))
-        if self._usual and not self._dear and not rival:
-            least = min(least, self.soonest())
-        self._needed = least << min(self._failed, _PROBE_DOUBLINGS)
-        if self._waited < self._needed:
+        if self.wait(extra_share, rival=rival, worth=worth):
             return False
-        self._needed = 0
-        self._waited = 0
+        self._needed = self._waited = 0
         self._failed += rival
         self._probing = not rival
         return True
@@ -269,6 +284,10 @@ class StepHead(Head):
         known = self._costs.ms(steps)
         return _STEP_PRIOR * steps * plain_ms if known is None else known
 
+    @property
+    def cost_known(self) -> bool:
+        return self._costs.ms(1) is not None
+
     def _propose(self, anchor: int, steps: int, limit: int) -> DraftTree | None:
         self._asked = self._drafters[steps - 1]
         return self._asked.propose(anchor, limit)
@@ -284,9 +303,10 @@ class StepHead(Head):
 class BlockHead(Head):
     """A head that drafts a whole tree at one cost; the round takes of it what pays."""
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter, measured: float | None = None) -> None:
+        """`measured`: what a draft takes, in ms, where one was timed."""
         super().__init__(drafter)
-        self._cost = Cost()
+        self._cost = Cost(measured)
         self._blocks = 0
         start = [_PROFILE_START**n for n in range(1, MAX_NODES)]
         self._model_profile = start
@@ -310,6 +330,10 @@ class BlockHead(Head):
 
     def cost_ms(self, steps: int, plain_ms: float) -> float:
         return self._cost.ms if self._cost.known else _BLOCK_PRIOR * plain_ms
+
+    @property
+    def cost_known(self) -> bool:
+        return self._cost.known
 
     def _propose(self, anchor: int, steps: int, limit: int) -> DraftTree | None:
         return self._asked.propose(anchor, limit)

@@ -180,6 +180,31 @@ class Mean:
             self.ms += _MEAN_SHARE * (min(ms, _MEAN_FARTHEST * self.ms) - self.ms)
 
 
+class Rests:
+    """What a round takes beside what is named of it, without a head's draft and with one."""
+
+    def __init__(self) -> None:
+        self._means = (Mean(), Mean())
+
+    @property
+    def without_ms(self) -> float:
+        """Of rounds without a head's draft; of the others while there were none."""
+        return self._ms(0)
+
+    @property
+    def with_ms(self) -> float:
+        """Of rounds with one; of the others while there were none."""
+        return self._ms(1)
+
+    def learn(self, ms: float, *, with_head: bool) -> None:
+        """One more round."""
+        self._means[with_head].learn(max(ms, 0.0))
+
+    def _ms(self, which: int) -> float:
+        own, other = self._means[which], self._means[1 - which]
+        return own.ms if own.samples else other.ms
+
+
 def middle_of(ms: list[float]) -> float:
     """The median of times, 0 without one; the list is empty afterwards."""
     middle = sorted(ms)[len(ms) // 2] if ms else 0.0
@@ -190,13 +215,13 @@ def middle_of(ms: list[float]) -> float:
 class Cost:
     """Milliseconds of one kind of draft: a low sample of the last few, as one that records a pass is no price.
 
-    The first one, which always records, does not count.
+    The first one, which always records, does not count. `measured`: one that was timed before.
     """
 
-    def __init__(self) -> None:
-        self.samples = -1
-        self.ms = 0.0
-        self._latest: list[float] = []
+    def __init__(self, measured: float | None = None) -> None:
+        self.samples = -1 if measured is None else 1
+        self.ms = measured or 0.0
+        self._latest: list[float] = [] if measured is None else [measured]
 
     @property
     def known(self) -> bool:

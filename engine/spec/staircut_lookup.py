@@ -18,6 +18,9 @@ class LookupArm:
     def __init__(self, drafter: LookupDrafter, rate: LookupRate | None = None) -> None:
         self._drafter = drafter
         self._rate = rate
+        self.pass_by = (
+            drafter.pass_by
+        )  # a round that was let pass; whether a look could find something
         self._calibration = Calibration()
         self._proposal: LookupProposal | None = None
         self._chances: Sequence[float] = ()
@@ -50,9 +53,10 @@ class LookupArm:
         self._proposal = self._drafter.look(anchor, limit)
         return self._proposal
 
-    def stirs(self, anchor: int) -> bool:
+    @property
+    def stirs(self) -> bool:
         """Whether a look could find something in the text."""
-        return self._drafter.stirs(anchor)
+        return self._drafter.stirs
 
     def follow(self, anchor: int, tokens: Sequence[int]) -> None:
         """Take in what rounds wrote that were not looked up for."""

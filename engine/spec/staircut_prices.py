@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from engine.spec.prices import CHAIN, KINDS, TREE, Curve, PriceTable
 from engine.spec.tree import MAX_NODES
 
@@ -10,6 +12,7 @@ _LEVEL_SHARE = 0.05  # of a new round in the level
 _ROWS_SHARE = 0.1  # of a new round in the ratio of its row count, once there are ten
 _NEW, _EVERY = 4, 8  # curves are made anew while a row count is new, then every so many rounds
 _RECORDINGS = 2  # first rounds of a row count, which record their passes and tell nothing
+_LATEST = 5  # passes of a row count, of which the middle one counts
 _TRUST = 3.0  # rounds that the table stands for
 _FORGET = 0.01  # of the way that ratios go back to the table at each new curve: a stale one is tried again
 # A round counts as at most so many times its price: a recording or a hiccup is no price.
@@ -31,14 +34,16 @@ class LivePrices:
         learns_rows: bool = False,
         relative: bool = False,
         draft_ms: tuple[float, float] | None = None,
+        block_ms: float | None = None,
     ) -> None:
-        """`draft_ms`: what a draft by the MTP head takes, (fixed part, each step), None where not timed."""
-        self.draft_ms = draft_ms
+        """What drafts take, None where not timed: (fixed part, each step) of the MTP head's, a block's."""
+        self.draft_ms, self.block_ms = draft_ms, block_ms
         self._table = table
         self._learns_rows = learns_rows
         self._relative = relative
         self._observed = 0
         self.level = 1.0  # measured ms for one ms of `curves`
+        self._latest: dict[tuple[str, int], deque[float]] = {}
         self._ratios: dict[str, dict[int, tuple[int, float]]] = {kind: {} for kind in KINDS}
         self._corrections: dict[str, list[float]] = {}
         self._last: tuple[tuple[Curve, Curve], tuple[Curve, Curve]] | None = None
@@ -57,13 +62,14 @@ class LivePrices:
         """Learn from one verify pass."""
         if verify_ms <= 0.0:
             return
-        price = self._table.curves(context_tokens)[kind == TREE][rows]
+        took = verify_ms / self._table.curves(context_tokens)[kind == TREE][rows]
         self._observed += 1
         if self._relative and self._observed == 1:
-            self.level = verify_ms / price
+            self.level = took
             return
+        took = self._usual(kind, rows, took)
         count, ratio = self._ratios[kind].get(rows, (-_RECORDINGS, self._correction(kind, rows)))
-        seen = verify_ms / (price * ratio * self.level)
+        seen = took / (ratio * self.level)
         seen = max(1.0 / _FARTHEST, min(seen, _FARTHEST))
         if not self._learns_rows:
             self.level *= 1.0 + _LEVEL_SHARE * (seen - 1.0)
@@ -74,6 +80,12 @@ class LivePrices:
         self._ratios[kind][rows] = (count + 1, ratio)
         if 0 <= count < _NEW or self._observed % _EVERY == 0:
             self._correct()
+
+    def _usual(self, kind: str, rows: int, took: float) -> float:
+        """The lower middle one of the latest passes of a row count: an interrupted one tells nothing."""
+        latest = self._latest.setdefault((kind, rows), deque(maxlen=_LATEST))
+        latest.append(took)
+        return sorted(latest)[(len(latest) - 1) // 2]
 
     def _correct(self) -> None:
         """Make the curves anew from the ratios."""

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from engine.spec.staircut_learn import Mean
-
 _KEEP = 0.85  # of what was known, for every new round
 _LEAST_ROUNDS = 4  # with a draft, before anything is concluded
 _CLEAR = 0.97  # of what plain rounds would have brought: less is a loss
@@ -28,10 +26,9 @@ class Yield:
         self._rounds = self._paused = 0
         self.loses = False  # against plain rounds
 
-    def plain(self, verify_ms: float, rests: tuple[Mean, Mean]) -> None:
-        """What a plain pass takes, and what comes on top of a round without and with a draft."""
-        self._plain_ms = verify_ms + rests[0].ms
-        self._rest_ms = rests[1].ms
+    def plain(self, round_ms: float, rest_ms: float) -> None:
+        """What a plain round takes, and what a round with a draft takes beside draft and pass."""
+        self._plain_ms, self._rest_ms = round_ms, rest_ms
 
     def add(self, tokens: int, ms: float) -> None:
         """A round with a draft: what it wrote, and what its draft and pass took."""

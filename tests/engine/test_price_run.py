@@ -21,12 +21,13 @@ from engine.measure.price_run import (
     PriceRequest,
     balanced_parents,
     measure_prices,
+    quick_block_ms,
     quick_draft_ms,
     quick_prices,
 )
 from engine.measure.price_store import PriceKey, kept_prices, live_prices
 from engine.measure.shapes import named_shape
-from engine.model.backend import accepted_path, tree_parents
+from engine.model.backend import VERIFY_ROWS, accepted_path, tree_parents
 from engine.model.reference import ReferenceBackend
 from engine.spec.prices import PriceTable, read_prices, write_prices
 from engine.spec.tree import check_order
@@ -36,6 +37,7 @@ class TimedBackend:
     """Counts rows as a backend would and lets a pass take a known time on the clock of the module."""
 
     name = "timed"
+    block: object | None = None
 
     def __init__(self, clock: Clock, capacity: int, per_row_ms: float = 0.1) -> None:
         self.config = named_shape("demo").config
@@ -187,6 +189,27 @@ def test_what_a_draft_takes_is_told_apart_by_its_steps(clock: Clock) -> None:
     assert backend.length == 0
     assert quick_draft_ms(DraftingBackend(clock, step_ms=300.0)) is None
     assert quick_draft_ms(TimedBackend(clock, capacity=8)) is None
+
+
+def test_what_a_block_takes_is_timed_behind_one_that_records(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = TimedBackend(clock, capacity=600)
+    assert quick_block_ms(backend) is None
+    drafts: list[int] = []
+
+    class Block:
+        def __init__(self, backend: object) -> None: ...
+
+        def propose(self, anchor: int, limit: int) -> None:
+            clock.ms += 1.5 if drafts else 9.0
+            drafts.append(limit)
+
+    monkeypatch.setattr(price_run, "BlockDrafter", Block)
+    backend.block = object()
+    assert quick_block_ms(backend) == pytest.approx(1.5)
+    assert backend.length == 0
+    assert set(drafts) == {VERIFY_ROWS - 1}
 
 
 def test_there_is_no_quick_table_of_long_rounds(clock: Clock) -> None:

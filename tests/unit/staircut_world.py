@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.spec.drafter import Drafter, RoundOutcome
+from engine.spec.drafter import Drafter, RoundOutcome, Routes
 from engine.spec.lookup import LookupDrafter
 from engine.spec.lookup_rate import LookupRate
 from engine.spec.prices import PriceTable
@@ -114,7 +114,10 @@ class World:
             self.now_ms += verify_ms + REST_MS
             depths = tree.depths()
             path, new = tree.walk(lambda node, d=depths: text.tokens[self.at + d[node] + 1])
-            drafter.settle(RoundOutcome(tree, path, new, draft_ms, verify_ms))
+            if isinstance(drafter, Routes) and drafter.resting:
+                drafter.pass_by(anchor, new[0], verify_ms)
+            else:
+                drafter.settle(RoundOutcome(tree, path, new, draft_ms, verify_ms))
             self.at += len(new)
         return self.now_ms - begun
 

@@ -145,7 +145,7 @@ def test_nothing_is_added_twice(regime) -> None:
     world = World()
     stair = world.stair()
     taken_ms, predicted_ms = [], []
-    propose, settle = stair.propose, stair.settle
+    propose, settle, pass_by = stair.propose, stair.settle, stair.pass_by
 
     def begin(anchor: int, limit: int) -> DraftTree | None:
         taken_ms.append(-world.now_ms)
@@ -156,7 +156,11 @@ def test_nothing_is_added_twice(regime) -> None:
         predicted_ms.append(stair.choice.expected_tokens / stair.choice.tokens_per_ms)
         settle(done)
 
-    stair.propose, stair.settle = begin, end
+    def let_pass(anchor: int, token: int, verify_ms: float) -> None:
+        taken_ms.pop()
+        pass_by(anchor, token, verify_ms)
+
+    stair.propose, stair.settle, stair.pass_by = begin, end, let_pass
     world.decode(stair, regime(1))
     after = 20  # rounds in which costs are learned
     for taken, predicted in zip(taken_ms[after:], predicted_ms[after:], strict=True):

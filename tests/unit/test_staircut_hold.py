@@ -14,7 +14,7 @@ from engine.spec.lookup_index import LocalIndex
 from engine.spec.staircut import StairCut
 from engine.spec.staircut_heads import StepHead
 from engine.spec.staircut_hold import Hold
-from engine.spec.staircut_learn import Mean, StepRates, middle_of
+from engine.spec.staircut_learn import StepRates, middle_of
 from engine.spec.staircut_prices import LivePrices
 from engine.spec.staircut_yield import Yield
 from engine.spec.tree import DraftTree
@@ -77,11 +77,8 @@ def test_a_text_that_leaves_its_rate_ends_a_hold() -> None:
 
 
 def test_drafts_that_bring_less_than_plain_rounds_are_found_out_in_four_rounds() -> None:
-    rests = (Mean(), Mean())
-    rests[0].learn(0.02)
-    rests[1].learn(0.05)
     found = Yield()
-    found.plain(1.0, rests)
+    found.plain(1.02, 0.05)
     for rounds in range(1, 5):
         assert not found.loses
         found.add(1 + (rounds == 2), 1.45)  # 1.5 ms each: 1.25 tokens where plain rounds write 1.47
@@ -205,9 +202,12 @@ def test_following_is_settling_without_a_look() -> None:
     prompt, tokens = (5, 6, 7, 8, 5, 6), (7, 8, 5)
     for drafter in (one, other):
         drafter.begin(prompt)
-    assert other.stirs(7)  # 5 6 7 stood there before
     one.settle(RoundOutcome(DraftTree.plain(7), (0,), tokens, 0.0, 0.0))
     other.follow(7, tokens)
+    assert one.stirs  # 7 8 5 stood there before
+    assert other.stirs
     assert one._index.tokens == other._index.tokens == [*prompt, 7, *tokens]
     assert one.look(5, 8) == other.look(5, 8)
     assert other.copy_run == 0
+    other.follow(5, (9,))
+    assert not other.stirs
