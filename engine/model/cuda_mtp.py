@@ -48,7 +48,7 @@ class CudaMtp:
         if queue.paired_with not in (None, ids[0]):
             queue.unpair()
         if queue.waiting + len(ids) > MAX_ROWS:
-            self._extend(run, [*queue.following, ids[0]], in_round=in_round)
+            self._make_room(run, ids[0], in_round=in_round)
         waiting = arena.mtp_waiting[queue.waiting : queue.waiting + len(path)]
         if path[-1] == len(path) - 1:
             waiting.copy_(arena.hidden[: len(path)])
@@ -106,6 +106,16 @@ class CudaMtp:
         count = max(0, self._queue.positions - 1)
         keys, values = (part[:, :count].transpose(0, 1) for part in (cache.keys, cache.values))
         return keys.cpu().clone(), values.cpu().clone()
+
+    def _make_room(self, run: RunPass, next_id: int, *, in_round: bool) -> None:
+        """See `NativeMtp`."""
+        queue, waiting = self._queue, self._arena.mtp_waiting
+        if not in_round:
+            self._extend(run, [*queue.following, next_id])
+            return
+        end = queue.waiting
+        first = queue.start_anew()
+        waiting[: queue.waiting].copy_(waiting[first:end].clone())
 
     def _extend(self, run: RunPass, next_ids: Sequence[int], *, in_round: bool = False) -> None:
         """Write the MTP pairs of the first len(next_ids) waiting rows."""

@@ -3,12 +3,18 @@
 
 The entry of position p needs the hidden row of p and the token at p + 1. So the last committed position always
 waits; a draft writes its entry with the anchor, which holds if that anchor is then committed.
+
+Rounds that nothing drafted for would make the head compute entries that nobody reads. Once as many wait as
+there is room for, its sequence starts anew with the newest ones: rotary positions count differences alone, and
+what a head proposes never decides the text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+ROWS_KEPT = 64  # of a sequence that starts anew
 
 
 @dataclass(slots=True)
@@ -27,7 +33,7 @@ class MtpQueue:
 
     @property
     def positions(self) -> int:
-        """Committed positions: those with an entry and those that wait."""
+        """Positions of the head's sequence: those with an entry and those that wait."""
         return self.written + self.waiting
 
     def add(self, ids: Sequence[int]) -> None:
@@ -43,6 +49,14 @@ class MtpQueue:
         self.written += rows
         self.waiting -= rows
         del self.following[:rows]
+
+    def start_anew(self) -> int:
+        """Only the newest rows go on waiting; the first of them in the buffer, which is to become its front."""
+        first = max(0, self.waiting - ROWS_KEPT)
+        del self.following[:first]
+        self.waiting -= first
+        self.written = 0
+        return first
 
     def pair_last(self, anchor: int) -> None:
         """Every waiting row got its entry, the last one with `anchor`."""

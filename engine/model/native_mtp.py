@@ -61,9 +61,11 @@ class NativeMtp:
         if queue.paired_with not in (None, ids[0]):
             queue.unpair()
         if queue.waiting + len(ids) > MAX_ROWS:
-            self._extend(run, [*queue.following, ids[0]], in_round=in_round)
+            self._make_room(run, ids[0], in_round=in_round)
         at = queue.waiting
-        if path[-1] == len(path) - 1:
+        if len(path) == 1:
+            self._waiting_rows[at] = self._hidden_rows[0]
+        elif path[-1] == len(path) - 1:
             self._waiting_rows[at : at + len(path)] = self._hidden_rows[: len(path)]
         else:
             self._waiting_rows[at : at + len(path)] = self._hidden_rows[list(path)]
@@ -113,6 +115,16 @@ class NativeMtp:
         """Copies of the entries, keys and values [positions - 1, kv heads, head dim], after a `flush`."""
         assert self._arena.mtp_kv is not None
         return self._arena.mtp_kv.read(max(0, self._queue.positions - 1))
+
+    def _make_room(self, run: RunPass, next_id: int, *, in_round: bool) -> None:
+        """Empty the buffer of waiting rows: a prompt is read whole, undrafted rounds are let go."""
+        queue = self._queue
+        if not in_round:
+            self._extend(run, [*queue.following, next_id])
+            return
+        end = queue.waiting
+        first = queue.start_anew()
+        self._waiting_rows[: queue.waiting] = self._waiting_rows[first:end]
 
     def _extend(self, run: RunPass, next_ids: Sequence[int], *, in_round: bool = False) -> None:
         """Write the MTP pairs of the first len(next_ids) waiting rows.
