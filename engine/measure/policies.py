@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Drafting policies side by side: the router against every fixed choice, by class of prompt.
 
-All policies answer the same prompts in one run, in an order that rotates, and must write the same tokens. The
-first pass over everything is not counted: it records passes, and the router learns what its drafters cost.
+All policies answer the same prompts in one run and must write the same tokens. Their order is drawn anew for
+each prompt, as one finds in the caches what the one before left there. The first pass over everything is not
+counted: it records passes, and the router learns what its drafters cost.
 """
 
 from __future__ import annotations
 
+import random
 import statistics
 import threading
 import time
@@ -113,8 +115,8 @@ def run_policies(
         on_progress(f"turn {turn} of {turns}" if turn else "first pass, not counted")
         for index, prompt in enumerate(prompts):
             written = None
-            start = (turn + index) % len(names)
-            for name in names[start:] + names[:start]:
+            random.Random(1000 * turn + index).shuffle(names)
+            for name in names:
                 if cancel is not None and cancel.is_set():
                     raise Cancelled("The comparison was cancelled.", kept="No figures were kept.")
                 answer = _decode(backend, policies[name], prompt, stop_ids, tokens)
@@ -129,7 +131,7 @@ def run_policies(
     workloads = list(dict.fromkeys(prompt.workload for prompt in prompts))
     if len(workloads) > 1:
         workloads.append(ALL)
-    rows = [_row(workload, name, prompts, taken) for workload in workloads for name in names]
+    rows = [_row(workload, name, prompts, taken) for workload in workloads for name in policies]
     router = policies[ROUTER]
     return PolicyReport(
         rows=tuple(rows),
