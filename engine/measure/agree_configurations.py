@@ -60,6 +60,7 @@ CONFIGURATIONS = (
     Configuration("mtp-tree", {"MTP_DEPTH": "4", "MTP_TREE": "3"}, alone=True),
     Configuration("lookup", {"LOOKUP": "1"}, alone=True),
     Configuration("block", alone=True, offer=_BLOCK),
+    Configuration("lookup-first", {"LOOKUP": "1", "MTP_DEPTH": "3", "LEN_SWITCH": "0"}),
     Configuration("router", {"LOOKUP": "1", "LEN_SWITCH": "1"}),
     Configuration("wrong", adversary=always_wrong),
     Configuration("half-right", adversary=half_right),

@@ -56,8 +56,8 @@ class Doze:
     def end(self, *, own_share: float, longest: int = _LONGEST) -> bool:
         """An awake round ended, and nothing paid; whether a doze follows.
 
-        `own_share`: what deciding takes of a plain round. A doze is so long that it takes 0.2 % of the time, and
-        no longer than `longest`.
+        `own_share`: what deciding takes of a plain round. A doze is so long that it takes 0.2 % of the time,
+        and no longer than `longest`.
         """
         self._ahead = min(_LONGEST, longest, int(own_share / _OWN_SHARE))
         return self._ahead > 0

@@ -167,7 +167,7 @@ def test_agree_exits_with_3_when_drafts_change_the_text(
         "--tokens",
         "16",
         "--configs",
-        "wrong,served",
+        "wrong,mtp-3",
     )
     assert code == GATE
     assert values["divergences"] == 2

@@ -28,7 +28,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def handle() -> Iterator[ThreadedEngine]:
-    engine = ThreadedEngine(knobs={"QWEN38_CPU_ISA": "reference"}, threads=1)
+    # Without the router, so that every round drafts as many tokens as the switches say.
+    fixed = {"QWEN38_CPU_ISA": "reference", "QWEN38_LEN_SWITCH": "0"}
+    engine = ThreadedEngine(knobs=fixed, threads=1)
     yield engine
     assert engine.close(PATIENCE_S)
 
@@ -79,7 +81,7 @@ def test_a_change_during_an_answer_holds_from_the_next_round(
     assert changed.changes == ((DEPTH, "1"),)
     assert "VERIFY_GRAPH" in refused.report.cause
     drafted = handle.ring.since(before)[0]["drafted_tokens"].tolist()
-    assert set(drafted[:5]) == {3}
+    assert set(drafted[:5]) == {4}
     assert set(drafted[5:-1]) == {1}
     counts = {row.name: row.engaged_count for row in handle.knobs()}
     assert counts[DEPTH] == int(handle.ring.since(0)[0]["drafted_tokens"].sum())
@@ -90,7 +92,7 @@ def test_a_set_of_switches_is_saved_as_a_profile(handle: ThreadedEngine, tmp_pat
     served = {
         name: value for name, value in served_values().items() if value != knob_named(name).default
     }
-    assert served["QWEN38_LOOKUP"] == "1"
+    assert (served["QWEN38_LOOKUP"], served.pop("QWEN38_LEN_SWITCH")) == ("1", "1")
     assert read_profile(tmp_path / "mine.env") == {**served, "QWEN38_CPU_ISA": "reference"}
 
 
@@ -133,8 +135,8 @@ def test_the_rows_of_a_pass_are_bounded_from_the_next_round_on(
     handle.generate(ask("the engine", 90))
     listener.wait(Finished)
     rows = handle.ring.since(0)[0]["rows"].tolist()
-    assert (set(rows[:4]), set(rows[4:8]), set(rows[8:12])) == ({4}, {2}, {1})
-    assert max(rows[12:]) == 4
+    assert (set(rows[:4]), set(rows[4:8]), set(rows[8:12])) == ({5}, {2}, {1})
+    assert max(rows[12:]) == 5
 
 
 def test_the_card_follows_the_switches(handle: ThreadedEngine, model: Path) -> None:
