@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.api import LoadProgress
@@ -25,20 +23,23 @@ from engine.load import formats
 from engine.load.checkpoint import CONFIG_FILE, inspect_checkpoint
 from engine.load.plan import LoadPlan
 from engine.load.reader import TensorReader
+from engine.load.stored import NVFP4_GROUP
+from engine.load.writer import (
+    HEAD,
+    copy_text_files,
+    new_folder,
+    published_name,
+    quantization_config,
+    write_shards,
+)
 from kernels.fp8_linear.quantise import quantise_rows
 from kernels.nvfp4_linear.quantise import quantise
 from kernels.nvfp4_linear.reference import dequantise_nvfp4
 
 METHODS = ("rtn", "clip")
 _SHARD_BYTES = 4 << 30
-_GROUP = 16
 _EMBEDDING = "embed_tokens.weight"
-_HEAD = "lm_head"
-_PREFIX = "model.language_model."
-_COPIED = (
-    "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json", "README.md",
-    "vocab.json", "merges.txt", "special_tokens_map.json",
-)  # fmt: skip
+_CARD = "README.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,31 +78,17 @@ def quantise_checkpoint(
                 f"{module} in {found.path.name} is quantised already ({plan.form}).",
                 next_step="Give the BF16 checkpoint it was made from.",
             )
-    folder = Path(target)
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file.", next_step="Choose a new folder.")
-    if folder.exists() and any(folder.iterdir()):
-        raise UsageError(f"{folder} exists and is not empty.", next_step="Choose a new folder.")
     reports: list[ModuleReport] = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    kept = "The source is untouched; the unfinished copy was removed."
+    with new_folder(target, kept=kept) as folder:
         total = sum(entry.nbytes for entry in found.plan.entries)
         with TensorReader(total, on_progress, cancel) as reader:
-            _write_shards(folder, _tensors(found.plan, reader, method, reports))
+            tensors = _tensors(found.plan, reader, method, reports)
+            write_shards(folder, tensors, shard_bytes=_SHARD_BYTES)
         _write_config(found.path, folder, found.plan)
-        for name in _COPIED:
-            if (found.path / name).is_file():
-                shutil.copy2(found.path / name, folder / name)
-    except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, OSError | SafetensorError):
-            reason = getattr(error, "strerror", None) or error
-            raise CheckpointError(
-                f"{folder} cannot be written: {reason}.",
-                kept="The source is untouched; the unfinished copy was removed.",
-                next_step="Free some space or choose another folder.",
-            ) from error
-        raise
+        copy_text_files(found.path, folder)
+        if (found.path / _CARD).is_file():
+            shutil.copy2(found.path / _CARD, folder / _CARD)
     return reports
 
 
@@ -111,7 +98,7 @@ def _tensors(
     def stored(module: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
         parts, values = _quantised(module, weight, method)
         for suffix, tensor in parts.items():
-            yield _published(f"{module}.{suffix}"), tensor
+            yield published_name(f"{module}.{suffix}"), tensor
         error = (values - weight).square().mean().sqrt()
         rms = weight.square().mean().sqrt().clamp_min(1e-30)
         size = sum(tensor.nbytes for tensor in parts.values())
@@ -120,17 +107,17 @@ def _tensors(
 
     for name, (_, entry) in plan.vectors.items():
         tensor = reader.read(entry)
-        yield _published(name), tensor
+        yield published_name(name), tensor
         if name == _EMBEDDING and plan.config.tied:
             # A tied head gets codes of its own: gathering wants BF16, the product FP8.
-            yield from stored(_HEAD, tensor.float())
+            yield from stored(HEAD, tensor.float())
     for module, linear in plan.linears.items():
         yield from stored(module, reader.read(linear.codes).float())
 
 
 def _quantised(module: str, weight: Tensor, method: str) -> tuple[dict[str, Tensor], Tensor]:
     """The stored parts of a linear and the float32 values they stand for."""
-    if module == _HEAD:
+    if module == HEAD:
         codes, scale = quantise_rows(weight)
         values = codes.float() * scale[:, None]
         return {"weight": codes, "weight_scale": scale[:, None].contiguous()}, values
@@ -147,54 +134,18 @@ def _quantised(module: str, weight: Tensor, method: str) -> tuple[dict[str, Tens
 
 def _stays_dense(module: str, columns: int) -> bool:
     """Gates are tiny and steer the state; rows that do not divide into groups have no NVFP4 form."""
-    return module.endswith(("in_proj_a", "in_proj_b")) or columns % _GROUP != 0
-
-
-def _published(name: str) -> str:
-    return name if name.startswith(("mtp.", "lm_head")) else _PREFIX + name
-
-
-def _write_shards(folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> None:
-    """Files of at most _SHARD_BYTES; one file alone has the plain name and no index."""
-    batch: dict[str, Tensor] = {}
-    where: dict[str, str] = {}
-    files: list[Path] = []
-
-    def flush() -> None:
-        path = folder / f"model-{len(files) + 1:05d}.safetensors"
-        save_file(batch, path, metadata={"format": "pt"})
-        where.update(dict.fromkeys(batch, path.name))
-        files.append(path)
-        batch.clear()
-
-    for name, tensor in tensors:
-        batch[name] = tensor.contiguous()
-        if sum(part.nbytes for part in batch.values()) >= _SHARD_BYTES:
-            flush()
-    if batch:
-        flush()
-    if len(files) == 1:
-        files[0].rename(folder / "model.safetensors")
-        return
-    total = sum(path.stat().st_size for path in files)
-    index = {"metadata": {"total_size": total}, "weight_map": where}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), "utf-8")
+    return module.endswith(("in_proj_a", "in_proj_b")) or columns % NVFP4_GROUP != 0
 
 
 def _write_config(source: Path, folder: Path, plan: LoadPlan) -> None:
     values = json.loads((source / CONFIG_FILE).read_text("utf-8-sig"))
-    layers = {_HEAD: {"quant_algo": "FP8"}}
-    for module, linear in plan.linears.items():
-        if module != _HEAD and not _stays_dense(module, linear.slot.columns):
-            name = _published(module)
-            layers[name] = {"quant_algo": "W4A16_NVFP4", "group_size": _GROUP}
+    nvfp4 = [
+        module
+        for module, linear in plan.linears.items()
+        if module != HEAD and not _stays_dense(module, linear.slot.columns)
+    ]
     for part in (values, values.get("text_config") or {}):
         if "tie_word_embeddings" in part:
             part["tie_word_embeddings"] = False
-    values["quantization_config"] = {
-        "quant_method": "modelopt",
-        "quant_algo": "MIXED_PRECISION",
-        "quantized_layers": layers,
-        "producer": {"name": "rondo"},
-    }
+    values["quantization_config"] = quantization_config(nvfp4)
     (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2) + "\n", "utf-8")
