@@ -12,7 +12,7 @@ from engine.knobs import PREFIX
 
 NEAR_TIE, PROPOSES = "near-tie", "proposes-only"
 
-# A candidate that is served already is dropped: some of these are for a served router, some for one that is off.
+# A candidate that is served already is dropped: some are for a router that is served, some for one that is not.
 ALTERNATIVES = (
     "LEN_SWITCH=0,MTP_DEPTH=3", "LEN_SWITCH=0,MTP_DEPTH=0,LOOKUP=0", "LEN_SWITCH=1,LOOKUP=1,MTP_DEPTH=4",
     "LOOKUP=0", "LOOKUP=1", "MTP_DEPTH=1", "MTP_DEPTH=2", "MTP_DEPTH=3", "MTP_DEPTH=4", "MTP_TREE=2",
@@ -31,7 +31,7 @@ SLICE = (
 )  # fmt: skip
 # A text that says one sentence over and over: lookup foretells it whatever the weights are, so that both sides
 # draft the same tokens in every round and accept all of them.
-SENTENCE = "The round reads the weights once, and the memory sets the pace of it."
+SENTENCE = "The memory sets the pace of every round."
 _SAID = 3  # in the prompt, where the tokens behind any three were seen before
 
 
@@ -39,7 +39,8 @@ _SAID = 3  # in the prompt, where the tokens behind any three were seen before
 class Section:
     """One table. `changes` None: every switch that acts; `fixed` are put on both sides of what is no drafting.
 
-    begin, end: marks in the guide. workload: in words, for the head of the table.
+    begin, end: marks in the guide. workload: in words, for the head of the table. repeats: answers of a side
+    within a pair, as in `CompareRequest`.
     """
 
     heading: str
@@ -49,6 +50,7 @@ class Section:
     changes: tuple[str, ...] | None
     fixed: Mapping[str, str]
     repeats_a_sentence: bool = False
+    repeats: int = 0
 
     def request(
         self, changes: str, bits: str, rows: Mapping[str, KnobRow], *, pairs: int, tokens: int
@@ -67,6 +69,7 @@ class Section:
             reference=reference if self.repeats_a_sentence else "",
             pairs=pairs,
             tokens=tokens,
+            repeats=self.repeats,
             forced=self.repeats_a_sentence or bits == NEAR_TIE,
             label=changes,
         )
@@ -89,6 +92,7 @@ SECTIONS = {
         SLICE,
         {"LEN_SWITCH": "0", "MTP_DEPTH": "0", "LOOKUP": "1", "TREE_NODES": "3"},
         repeats_a_sentence=True,
+        repeats=1,  # a round is longer than a time slice: repeating finds none that nothing interrupts
     ),
 }
 
