@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.api import KnobRow
+from engine.api import GenerateRequest, KnobRow, Message
 from engine.engine import Engine
 from engine.errors import UsageError
 from engine.knobs import PREFIX
 from engine.measure.shapes import named_shape
 from engine.measure.workloads import check_request
+from engine.paths import demo_model
 from ops import measure_switches
 from ops.measure_switches import main, measure
 from ops.slice_model import write_slice
@@ -24,6 +25,7 @@ from ops.switch_table import put
 DEMO, ON_SLICE = SECTIONS["demo"], SECTIONS["slice"]
 ROUTER = {"LEN_SWITCH": "1", "LOOKUP": "1", "MTP_DEPTH": "4"}
 CHAIN = {"LEN_SWITCH": "0", "LOOKUP": "1", "MTP_DEPTH": "3"}
+PLAIN = "LEN_SWITCH=0,MTP_DEPTH=0,LOOKUP=0,VERIFY_ROWS=1"
 Rows = dict[str, KnobRow]
 
 
@@ -49,9 +51,7 @@ def _served(rows: Rows, values: Mapping[str, str]) -> Rows:
 def test_alternatives_differ_from_the_served_value_whichever_is_served(rows: Rows) -> None:
     router = dict(candidates(DEMO, _served(rows, ROUTER)))
     chain = dict(candidates(DEMO, _served(rows, CHAIN)))
-    assert {"LEN_SWITCH=0,MTP_DEPTH=3", "LEN_SWITCH=0,MTP_DEPTH=0,LOOKUP=0", "LOOKUP=0"} <= set(
-        router
-    )
+    assert {"LEN_SWITCH=0,MTP_DEPTH=3", PLAIN, "LOOKUP=0"} <= set(router)
     assert {"MTP_TREE=2", "MTP_DEPTH=2", "MTP_DEPTH=3"} <= set(router)
     assert not {"LEN_SWITCH=1,LOOKUP=1,MTP_DEPTH=4", "MTP_DEPTH=4", "LOOKUP=1"} & set(router)
     assert {"LEN_SWITCH=1,LOOKUP=1,MTP_DEPTH=4", "MTP_DEPTH=4", "LOOKUP=0"} <= set(chain)
@@ -60,6 +60,14 @@ def test_alternatives_differ_from_the_served_value_whichever_is_served(rows: Row
         "proposes-only"
     }
     assert router["COMMIT_IN_VERIFY=0,FUSED_COMMIT=0"] == "near-tie"
+
+
+def test_the_plain_alternative_drafts_nothing_on_the_demo_model(rows: Rows) -> None:
+    assert PLAIN in dict(candidates(DEMO, _served(rows, ROUTER)))
+    changes = {PREFIX + name: value for name, value in parsed(PLAIN).items()}
+    request = GenerateRequest(messages=(Message("user", "Why?"),), max_tokens=8)
+    with Engine.open(demo_model(), threads=1, context_tokens=128, knobs=changes) as engine:
+        assert engine.generate(request).drafted_tokens == 0
 
 
 def test_a_change_that_amounts_to_another_is_measured_once(rows: Rows) -> None:
