@@ -16,7 +16,8 @@ NEAR_TIE, PROPOSES = "near-tie", "proposes-only"
 # A candidate that is served already is dropped: some are for a router that is served, some for one that is not.
 ALTERNATIVES = (
     "LEN_SWITCH=0,MTP_DEPTH=3", "LEN_SWITCH=0,MTP_DEPTH=0,LOOKUP=0,VERIFY_ROWS=1",
-    "LEN_SWITCH=1,LOOKUP=1,MTP_DEPTH=4", "LOOKUP=0", "LOOKUP=1", "MTP_DEPTH=1", "MTP_DEPTH=2", "MTP_DEPTH=3", "MTP_DEPTH=4", "MTP_TREE=2",
+    "LEN_SWITCH=1,LOOKUP=1,MTP_DEPTH=4", "LOOKUP=0", "LOOKUP=1", "MTP_DEPTH=1",
+    "MTP_DEPTH=2", "MTP_DEPTH=3", "MTP_DEPTH=4", "MTP_TREE=2",
     "VERIFY_ROWS=2", "TREE_NODES=1", "CPU_THREADS=2", "COMMIT_IN_VERIFY=0,FUSED_COMMIT=0",
     "COMMIT_IN_VERIFY=0,RANKK=0", "GQA_FROM=1",
 )  # fmt: skip
