@@ -200,8 +200,8 @@ class LookupDrafter:
 
     @property
     def stirs(self) -> bool:
-        """Whether a look behind the newest token could find something in the text; far cheaper than one."""
-        return self._index.repeats()
+        """Whether a look behind the newest token could find something; far cheaper than one."""
+        return self._index.repeats() or self._is_stored()
 
     def follow(self, anchor: int, tokens: Sequence[int]) -> None:
         """Index what a round committed that was not looked up for."""
@@ -213,7 +213,13 @@ class LookupDrafter:
         """`follow` for one token, and whether it stirs then."""
         self._reach(anchor)
         self._copy_run = self._full_rounds = 0
-        return self._index.push(token)
+        return self._index.push(token) or self._is_stored()
+
+    def _is_stored(self) -> bool:
+        """Whether some store knows what follows the last tokens, as few of them as are asked for."""
+        gram = self._index.tokens[-self.options.min_corpus_order :]
+        enough = len(gram) == self.options.min_corpus_order
+        return enough and any(store.continuations(gram, 1) for _, store in self._stores)
 
     def _count(self, looked: LookupProposal, verified: DraftTree) -> None:
         drafted = verified.sources.count(SOURCE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from engine.spec.staircut_learn import Mean, middle_of
 
-_OWN_SHARE = 0.002  # of a plain round that the router may take where nothing pays and nothing is due
+_OWN_SHARE = 0.002  # of a plain round that the router may take where nothing pays
 _LONGEST = 128  # rounds
 _AS_ONE = 8  # rounds that count as one pass
 

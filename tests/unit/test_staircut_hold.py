@@ -9,8 +9,6 @@ import pytest
 from staircut_world import REST_MS, STEP_MS, Steps, Text, World, deep, hopeless
 
 from engine.spec.drafter import RoundOutcome, RouteChoice
-from engine.spec.lookup import LookupDrafter
-from engine.spec.lookup_index import LocalIndex
 from engine.spec.staircut import StairCut
 from engine.spec.staircut_heads import StepHead
 from engine.spec.staircut_hold import Hold
@@ -184,30 +182,3 @@ def test_the_middle_of_times_is_taken_once() -> None:
     times = [3.0, 1.0, 2.0]
     assert middle_of(times) == 2.0
     assert (times, middle_of(times)) == ([], 0.0)
-
-
-def test_whether_a_look_could_find_something_is_what_a_match_finds() -> None:
-    index = LocalIndex(3)
-    text = (1, 2, 3, 4, 1, 2, 3, 4, 5, 2, 3, 4)
-    found = []
-    for token in text:
-        index.extend((token,))
-        found.append(index.repeats())
-        assert index.repeats() == (index.match()[0] > 0)
-    assert found == [False] * 6 + [True, True, False, False, False, True]
-
-
-def test_following_is_settling_without_a_look() -> None:
-    one, other = LookupDrafter(), LookupDrafter()
-    prompt, tokens = (5, 6, 7, 8, 5, 6), (7, 8, 5)
-    for drafter in (one, other):
-        drafter.begin(prompt)
-    one.settle(RoundOutcome(DraftTree.plain(7), (0,), tokens, 0.0, 0.0))
-    other.follow(7, tokens)
-    assert one.stirs  # 7 8 5 stood there before
-    assert other.stirs
-    assert one._index.tokens == other._index.tokens == [*prompt, 7, *tokens]
-    assert one.look(5, 8) == other.look(5, 8)
-    assert other.copy_run == 0
-    other.follow(5, (9,))
-    assert not other.stirs
