@@ -20,8 +20,6 @@ _PROBE_EVIDENCE = 1.5  # rounds more for every step that was tried
 _PROBE_STEPS = 2
 _IN_STEP = 5  # tokens since the latest draft that the next one takes along for nothing
 _PROBE_DOUBLINGS = 5
-_FIRST_DRAFTS = 4
-_FIRST_DEAR_DRAFTS = 2  # the first one records its passes
 _PROBES_IN_A_ROW = 5
 _DEAR_SHARE = 1.5  # of a plain round: a probe that takes more is not followed by another at once
 _AT_ONCE = 1 << 30  # rounds waited for a probe that is due whatever it costs
@@ -166,7 +164,7 @@ class Head:
         if self._usual is None:
             self._usual = rival or worth
         self._dear = extra_share > _DEAR_SHARE
-        if self._drafts < self._first_drafts():
+        if not (self.cost_known and (self._drafts or self._dear)):
             self._waited = _AT_ONCE
         least = max(_PROBE_ROUNDS, math.ceil(extra_share / _PROBE_SHARE))
         if self._usual and not self._dear and not rival:
@@ -174,20 +172,14 @@ class Head:
         self._needed = least << min(self._failed, _PROBE_DOUBLINGS)
         return self.rounds_left
 
-    def _first_drafts(self) -> int:
-        """How many drafts come at once: a few where what they cost was not timed, fewer where they are dear."""
-        if self.cost_known:
-            return 0 if self._dear else 1
-        return _FIRST_DEAR_DRAFTS if self._dear else _FIRST_DRAFTS
-
     def due(self, extra_share: float, *, rival: bool = False, worth: bool = False) -> bool:
         """Whether to draft although the plan says it does not pay, at `extra_share` more than a plain round.
 
         Once in at least 32 rounds and so rarely that it takes at most 0.6 % of their time; half as often after
         each probe that was not accepted, up to five in a row while they are. Where only this text speaks
         against the head (in its first round a draft was `worth` it), `soonest` says when. Where the head loses
-        to a `rival` only, each probe makes the next one rarer. A head that has hardly drafted yet is due at
-        once: how it stands is not known.
+        to a `rival` only, each probe makes the next one rarer. A head is due at once while its cost is not
+        known, and for a first draft where that is not dear.
         """
         if self.wait(extra_share, rival=rival, worth=worth):
             return False

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from staircut_world import REST_MS, STEP_MS, Steps, Text, World, deep, hopeless
 
 from engine.spec.drafter import RoundOutcome, RouteChoice
 from engine.spec.staircut import StairCut
-from engine.spec.staircut_heads import StepHead
+from engine.spec.staircut_heads import BlockHead, StepHead
 from engine.spec.staircut_hold import Hold
 from engine.spec.staircut_learn import StepRates, middle_of
 from engine.spec.staircut_prices import LivePrices
@@ -182,3 +183,32 @@ def test_the_middle_of_times_is_taken_once() -> None:
     times = [3.0, 1.0, 2.0]
     assert middle_of(times) == 2.0
     assert (times, middle_of(times)) == ([], 0.0)
+
+
+class Silent:
+    """A drafter that has nothing to say."""
+
+    name = "silent"
+    read_bytes = 0
+
+    def begin(self, prompt: Sequence[int]) -> None: ...
+
+    def propose(self, anchor: int, limit: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("measured", "extra_share", "at_once"),
+    [(None, 4.0, 2), (None, 0.5, 2), (2.0, 4.0, 0), (2.0, 0.5, 1)],
+)
+def test_a_head_is_tried_at_once_only_for_what_is_not_known(
+    measured: float | None, extra_share: float, at_once: int
+) -> None:
+    """The first draft records, so that two tell the cost; a dear head is not tried to see its worth."""
+    head = BlockHead(Silent(), measured)
+    head.begin(())
+    tried = 0
+    for context in range(20):
+        if head.ripe(1) and head.due(extra_share):
+            tried += 1
+            head.draft(1, 1, 7, context, lambda: 0.0)
+    assert tried == at_once
