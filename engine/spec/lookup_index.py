@@ -53,21 +53,8 @@ class LocalIndex:
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens, ids from 0 to 2**24 - 1."""
-        known = self.tokens
-        tail, whole = self._tail, self._whole
-        _, mask, newest, before = self._shortest
-        position = len(known)
         for token in tokens:
-            gram = tail & mask
-            last = newest.get(gram)
-            newest[gram] = position
-            if last is not None:
-                before[position] = last
-                self._enter_longer(position, last, tail)
-            known.append(token)
-            position += 1
-            tail = (tail << _BITS | token + 1) & whole
-        self._tail = tail
+            self.push(token)
 
     def push(self, token: int) -> bool:
         """Append one token; whether the end of the text stood before by then, as `repeats` says."""

@@ -170,11 +170,10 @@ class StairCut:
     def propose(self, anchor: int, limit: int) -> DraftTree | None:
         """The best cut of the best candidate, or None for a plain round."""
         self.read_bytes = 0
-        if self._doze.start():
-            self.resting = True
+        self.resting = self._doze.on
+        if self.resting:
             self.choice = self._dozing
             return None
-        self.resting = False
         self._asked = True
         hold = self._hold
         if hold.on:

@@ -15,8 +15,6 @@ class Doze:
 
     def __init__(self) -> None:
         self.rest = Mean()  # ms of such a round beside its pass, all in all
-        self._verify_ms: list[float] = []
-        self._rest_ms: list[float] = []
         self.begin()
 
     def begin(self) -> None:
@@ -24,17 +22,18 @@ class Doze:
         self._ahead = 0
         self.rounds = 0  # since `priced` was asked
         self._ended_s: float | None = None  # when the latest one ended
+        self._verify_ms: list[float] = []
+        self._rest_ms: list[float] = []
 
-    def start(self) -> bool:
-        """A round starts; whether it is dozed through."""
-        if not self._ahead:
-            return False
-        self._ahead -= 1
-        self.rounds += 1
-        return True
+    @property
+    def on(self) -> bool:
+        """Whether the next round is dozed through."""
+        return self._ahead > 0
 
     def took(self, verify_ms: float, now_s: float) -> None:
         """A round that was dozed through ended; its pass took so long."""
+        self._ahead = max(0, self._ahead - 1)
+        self.rounds += 1
         if self._ended_s is not None:
             self._rest_ms.append((now_s - self._ended_s) * 1e3 - verify_ms)
         self._ended_s = now_s

@@ -18,9 +18,6 @@ class LookupArm:
     def __init__(self, drafter: LookupDrafter, rate: LookupRate | None = None) -> None:
         self._drafter = drafter
         self._rate = rate
-        self.pass_by = (
-            drafter.pass_by
-        )  # a round that was let pass; whether a look could find something
         self._calibration = Calibration()
         self._proposal: LookupProposal | None = None
         self._chances: Sequence[float] = ()
@@ -61,6 +58,10 @@ class LookupArm:
     def follow(self, anchor: int, tokens: Sequence[int]) -> None:
         """Take in what rounds wrote that were not looked up for."""
         self._drafter.follow(anchor, tokens)
+
+    def pass_by(self, anchor: int, token: int) -> bool:
+        """Take in the token of a round that was let pass; whether a look could find something now."""
+        return self._drafter.pass_by(anchor, token)
 
     def factor(self, proposal: LookupProposal) -> float:
         """What its scores are multiplied by: 1 where they rest on a learned rate."""

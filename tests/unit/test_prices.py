@@ -213,3 +213,11 @@ def test_the_first_round_sets_the_level_of_proportions() -> None:
     live.observe("chain", 1, 0, 500.0)
     assert live.level == 500.0
     assert live.curves(0) == table().curves(0)
+
+
+def test_an_interrupted_pass_moves_no_price() -> None:
+    live = LivePrices(table(), learns_rows=True)
+    usual = live.curves(0)[0][1] * live.level
+    for n in range(40):
+        live.observe("chain", 1, 0, usual * (6.0 if n % 5 == 4 else 1.0))
+    assert live.curves(0)[0][1] * live.level == pytest.approx(usual, rel=0.01)

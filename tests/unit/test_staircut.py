@@ -238,6 +238,25 @@ def test_rounds_without_room_for_a_draft_teach_nothing_of_its_own_cost() -> None
     assert router._own.ms == before
 
 
+def test_what_was_dozed_through_at_the_end_of_a_text_counts_with_the_next() -> None:
+    world = World()
+    stair = world.stair()
+    world.lookup_ms = 0.2
+    for seed in range(3):
+        world.decode(stair, hopeless(seed))
+    stair.begin((1, 2, 3))
+    stair._doze.end(own_share=0.1)
+    before_ms = stair._prices.curves(3)[0][1] * stair._prices.level
+    waited = [head._waited for head in stair._heads]
+    for token in range(1000, 1040):
+        assert stair.propose(token, 31) is None
+        assert stair.resting
+        stair.pass_by(token, token + 1, 2.0 * CHAIN[1])
+    stair.begin((1, 2, 3))
+    assert [head._waited for head in stair._heads] == [was + 40 for was in waited]
+    assert stair._prices.curves(3)[0][1] * stair._prices.level > 1.1 * before_ms
+
+
 def test_a_head_that_becomes_good_is_found() -> None:
     world = World()
     stair = StairCut(LivePrices(world.table), heads=(world.step_head(),), clock=world.clock)

@@ -110,12 +110,26 @@ def test_measured_costs_hold_from_the_start_and_recordings_change_nothing() -> N
 def test_a_doze_is_as_long_as_deciding_is_dear() -> None:
     doze = Doze()
     assert doze.end(own_share=0.01)
-    slept = 0
-    while doze.start():
-        slept += 1
-    assert slept == doze.rounds == 5
+    while doze.on:
+        doze.took(1.0, 0.0)
+    assert doze.rounds == 5
     assert not doze.end(own_share=0.001)  # deciding is cheap: awake
     assert doze.end(own_share=0.5, longest=2)  # then something is due
-    assert doze.start()
+    doze.took(1.0, 0.0)
     doze.wake()  # something stirs behind the first one
-    assert not doze.start()
+    assert not doze.on
+
+
+def test_dozed_rounds_tell_their_pass_and_what_comes_on_top() -> None:
+    doze = Doze()
+    for end in range(21):  # 1 ms apart, one of them interrupted
+        doze.took(9.0 if end == 7 else 0.75, end * 1e-3)
+    assert doze.priced(learn=True) == (1, 0.75, 3)  # once, and once more for every eight of them
+    assert doze.rest.ms == pytest.approx(0.25)
+    assert doze.rounds == 0
+    for end in range(9):
+        doze.took(5.0, end * 9e-3)
+    doze.begin()  # frozen meanwhile: nothing of it is left for later
+    doze.took(0.75, 1.0)
+    assert doze.priced(learn=True) == (1, 0.75, 1)
+    assert doze.rest.ms == pytest.approx(0.25)
