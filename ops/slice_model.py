@@ -139,6 +139,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal weights")
     chosen = parser.parse_args(argv)
     try:
+        if chosen.seed < 0:
+            raise UsageError(f"{chosen.seed} is no seed.", next_step="Use 0 or more.")
         shape = named_shape(chosen.shape, vocab=chosen.vocab, mtp=True)
         write_slice(shape.config, chosen.out, seed=chosen.seed)
     except RondoError as error:

@@ -11,6 +11,7 @@ import argparse
 import datetime
 import json
 import sys
+import tempfile
 import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -102,6 +103,7 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     shapes = _shapes(arguments)
     path = Path(arguments.out) if arguments.out else data_dir() / "tiles" / file_name
     present = _present(path)
+    _require_room(path)
     try:
         measure = _on_gpu if arguments.device == "cuda" else _on_processor
         measured = measure(arguments, shapes, cancel)
@@ -255,6 +257,20 @@ def _present(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or not {"tiles", LEVELS, "cuda"} & content.keys():
         raise _occupied(path, "holds something else")
     return content
+
+
+def _require_room(path: Path) -> None:
+    """UsageError where nothing can be written beside `path`: known before the sweep, not after it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"{path}: nothing can be written there: {error.strerror}.",
+            kept="Nothing was measured.",
+            next_step="Name another file with --out.",
+        ) from error
 
 
 def _occupied(path: Path, reason: str) -> UsageError:

@@ -129,6 +129,8 @@ def _entry(path: Path, key: str, entry: Any) -> Blocking:
     )
     if wrong:
         raise _bad(path, f"entry {key}: {wrong} is not a whole number")
+    if entry and not values:
+        raise _bad(path, f"entry {key} names none of {', '.join(_SIZES)}")
     try:
         return Blocking(**values)
     except ValueError as error:

@@ -98,3 +98,9 @@ def test_a_vocabulary_below_the_tokenizers_is_refused(
     assert main(["--shape", "demo:4", "--vocab", "4000", "--out", str(tmp_path / "new")]) == 1
     assert "smaller than the tokenizer's" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_a_seed_below_zero_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--shape", "demo:4", "--seed", "-1", "--out", str(tmp_path / "new")]) == 1
+    assert "-1 is no seed" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()

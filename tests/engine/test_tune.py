@@ -120,6 +120,20 @@ def test_a_file_that_is_no_table_is_not_replaced(
     assert path.read_text(encoding="latin-1") == text
 
 
+def test_a_place_that_takes_no_file_is_refused_before_the_sweep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(dir: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(command.tempfile, "TemporaryFile", full)
+    monkeypatch.setattr(command, "_on_processor", lambda *args: pytest.fail("the sweep began"))
+    assert main(["tune", "--out", str(tmp_path / "tiles.json")]) == 2
+    told = capsys.readouterr().err
+    assert "nothing can be written there: Read-only file system" in told
+    assert "Nothing was measured." in told
+
+
 @pytest.mark.usefixtures("small", "timed")
 def test_a_table_that_cannot_be_written_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -97,6 +97,10 @@ def test_the_digest_follows_the_contents(tmp_path: Path) -> None:
         ({"tiles": {"16x" + "9" * 9000: {}}}, "is no shape"),
         ({"tiles": {"16x16": 3}}, "entry 16x16 is not an object"),
         ({"tiles": {"16x16": {"rows": True}}}, "entry 16x16: rows is not a whole number"),
+        (
+            {"tiles": {"16x16": {"rowz": 4}}},
+            "entry 16x16 names none of rows, tiles, inputs, ahead_bytes",
+        ),
         ({"tiles": {"16x16": {"tiles": 2.0}}}, "entry 16x16: tiles is not a whole number"),
         ({"tiles": {"16x16": {"tiles": 3}}}, "tiles must lie in 2..64, in steps of 2, got 3"),
         ({"tiles": {"16x16": {"rows": 17}}}, "rows must lie in 0..16, got 17"),
