@@ -41,6 +41,7 @@ from engine.spec.drafter import Drafter
 from engine.spec.drafters import Drafters
 from engine.spec.lookup_memory import Memory, open_memory
 from engine.spec.sampling import Sampling
+from engine.spec.staircut_prices import LivePrices
 
 PREFILL_CHUNK = 256
 DEFAULT_CONTEXT_TOKENS = 32768  # or the model's own, if smaller
@@ -88,11 +89,7 @@ class Engine(EngineCompares):
         self._engaged = Engaged()
         self._memory = memory
         self._prompts = PromptIds(checkpoint, backend.capacity)
-        self._drafters = Drafters(
-            backend,
-            memory,
-            lambda knobs: live_prices(backend, knobs.path("STAIR_TABLES") or ""),
-        )
+        self._drafters = Drafters(backend, memory, self._measured_prices)
         self.card = card
         self._describe: Callable[[KnobSet], ModelCard] = lambda knobs: card
 
@@ -243,6 +240,12 @@ class Engine(EngineCompares):
         with self._round_sum_lock:
             self._backend.reset_operation_times()
             self._round_sum = (0, 0.0)
+
+    def _measured_prices(self, knobs: KnobSet) -> LivePrices:
+        """What passes and drafts cost; the kernel table starts anew, as the timed passes are of no round."""
+        prices = live_prices(self._backend, knobs.path("STAIR_TABLES") or "")
+        self.reset_kernel_table()
+        return prices
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text; control tokens in it stay text."""

@@ -32,8 +32,8 @@ def test_only_the_candidate_is_delayed() -> None:
         sides = DelayedSides(engine, request)
         sides.delay = Delay(bits=8)
         verify = engine._backend.verify
-        one = sides.run("base", work, pair=1, order=0, repeat=0, cancel=threading.Event())
+        sides.run("base", work, pair=1, order=0, repeat=0, cancel=threading.Event())
         assert not sides.delay.taken_ms
-        sides.run("candidate", work, pair=1, order=1, repeat=0, cancel=threading.Event())
-        assert len(sides.delay.taken_ms) == one.block.rounds
+        other = sides.run("candidate", work, pair=1, order=1, repeat=0, cancel=threading.Event())
+        assert len(sides.delay.taken_ms) == other.block.rounds
         assert engine._backend.verify == verify

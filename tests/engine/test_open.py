@@ -49,6 +49,11 @@ def test_the_kernel_table_is_a_share_of_the_rounds(model: Path, tokens: int) -> 
     assert {row.calls for row in table.rows if row.name == "head"} == {done.rounds}
 
 
+def test_the_passes_that_time_prices_are_of_no_round(model: Path) -> None:
+    with Engine.open(model, threads=1, knobs={"QWEN38_LEN_SWITCH": "1"}) as opened:
+        assert opened.kernel_table().rows == ()
+
+
 @pytest.mark.parametrize("stage", ["packing layer 2", "timing a round"])
 def test_a_cancelled_load_stops_its_workers(
     monkeypatch: pytest.MonkeyPatch, model: Path, stage: str
