@@ -26,6 +26,7 @@ from engine.knobs import KnobSet
 from engine.load.stored import Dense
 from engine.load.synthetic import synthetic_weights
 from engine.load.weights import ModelWeights
+from engine.measure.price_store import live_prices
 from engine.model.backend import Backend
 from engine.model.byte_model import ByteModel
 from engine.model.config import ModelConfig
@@ -37,8 +38,10 @@ from engine.model.cuda_weights import device_bytes, is_expanded, unsupported_sha
 from engine.model.dense import in_dtype
 from engine.model.reference import ReferenceBackend
 from engine.spec.decode import DecodeLoop
+from engine.spec.lookup import LookupDrafter
 from engine.spec.mtp import MtpChain, MtpTree
 from engine.spec.sampling import Sampling
+from engine.spec.staircut_build import build_staircut
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -179,6 +182,24 @@ def test_greedy_text_does_not_depend_on_the_drafter(backend: CudaBackend) -> Non
         rounds.append(count)
     assert texts[0] == texts[1] == texts[2]
     assert rounds[0] == 23
+
+
+def test_the_router_times_this_backend_and_changes_no_token(backend: CudaBackend) -> None:
+    prices = live_prices(backend)
+    assert prices.source.startswith("measured at load")
+    assert prices.draft_ms is not None
+    assert backend.length == 0
+    router = build_staircut(backend, prices, lookup=LookupDrafter())
+    prompt = [5, 6, 7, 8, 5, 6, 7, 8, 5, 6]
+    texts = []
+    for drafter in (None, router):
+        backend.reset(speculate=drafter is not None)
+        loop = DecodeLoop(backend, Sampling(), frozenset(), drafter)
+        text = [loop.begin(backend.prefill(prompt), prompt)]
+        while len(text) < 24:
+            text += loop.round(24 - len(text)).tokens
+        texts.append(text)
+    assert texts[0] == texts[1]
 
 
 def test_an_unknown_token_gives_no_number_and_does_not_spread(backend: CudaBackend) -> None:
