@@ -41,7 +41,6 @@ from engine.spec.drafter import Drafter
 from engine.spec.drafters import Drafters
 from engine.spec.lookup_memory import Memory, open_memory
 from engine.spec.sampling import Sampling
-from engine.spec.staircut_prices import LivePrices
 
 PREFILL_CHUNK = 256
 DEFAULT_CONTEXT_TOKENS = 32768  # or the model's own, if smaller
@@ -89,7 +88,10 @@ class Engine(EngineCompares):
         self._engaged = Engaged()
         self._memory = memory
         self._prompts = PromptIds(checkpoint, backend.capacity)
-        self._drafters = Drafters(backend, memory, self._measured_prices)
+        # Of the backend alone: a cycle through this engine would keep a closed model in memory.
+        self._drafters = Drafters(
+            backend, memory, lambda knobs: live_prices(backend, knobs.path("STAIR_TABLES") or "")
+        )
         self.card = card
         self._describe: Callable[[KnobSet], ModelCard] = lambda knobs: card
 
@@ -160,7 +162,7 @@ class Engine(EngineCompares):
         card = opened.card(checkpoint, knobs=knobs, load_s=time.perf_counter() - begun)
         engine = Engine(checkpoint, opened.backend, knobs, card, memory)
         try:
-            engine._drafters.prepare(knobs)
+            engine._prepare_drafters()
         except BaseException:
             engine.close()
             raise
@@ -241,11 +243,10 @@ class Engine(EngineCompares):
             self._backend.reset_operation_times()
             self._round_sum = (0, 0.0)
 
-    def _measured_prices(self, knobs: KnobSet) -> LivePrices:
-        """What passes and drafts cost; the kernel table starts anew, as the timed passes are of no round."""
-        prices = live_prices(self._backend, knobs.path("STAIR_TABLES") or "")
-        self.reset_kernel_table()
-        return prices
+    def _prepare_drafters(self) -> None:
+        """Measure what a router needs; the kernel table then starts anew, as those passes are of no round."""
+        if self._drafters.prepare(self._knobs):
+            self.reset_kernel_table()
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text; control tokens in it stay text."""
@@ -291,7 +292,7 @@ class Engine(EngineCompares):
             ids, self._backend.capacity, truncate=request.truncate, max_tokens=request.max_tokens
         )
         if request.speculate and drafter is None:
-            self._drafters.prepare(self._knobs)
+            self._prepare_drafters()
         stream = AnswerStream(self._checkpoint, request.stop, thinking, on_text)
         stop_ids = frozenset() if request.ignore_stop_tokens else self._stop_ids
         loop = DecodeLoop(

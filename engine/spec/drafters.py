@@ -51,18 +51,21 @@ class Drafters:
         self._kept.move_to_end(key)
         return self._kept[key]
 
-    def prepare(self, knobs: KnobSet) -> None:
+    def prepare(self, knobs: KnobSet) -> bool:
         """Before a text: measure prices where the router is on and has none; what the sequence holds is lost.
+
+        Whether it measured.
 
         A router that was switched on in the middle of a text, and began with prices of no measurement, is made
         anew. Raises what `measure` does.
         """
         if not knobs.flag("LEN_SWITCH") or self._measured:
-            return
+            return False
         self._prices = self._measure(knobs)
         self._measured = True
         for key in [key for key, made in self._kept.items() if isinstance(made, StairCut)]:
             del self._kept[key]
+        return True
 
     def _live_prices(self) -> LivePrices:
         """The measured prices; where a text is under way and there are none yet, some that its rounds teach."""

@@ -83,6 +83,7 @@ def test_a_dropped_folder_is_opened(console, tmp_path) -> None:
     copy, left, none = Qt.DropAction.CopyAction, Qt.MouseButton.LeftButton, Qt.KeyboardModifier(0)
     one.window.dropEvent(QDropEvent(QPointF(QPoint(5, 5)), copy, data, left, none))
     one.wait(lambda: one.bridge.model.path == str(tmp_path))
+    assert one.bridge.snapshot.state == "ready"
 
 
 def test_closing_during_a_load_ends_in_time(console) -> None:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,20 @@ def test_the_kernel_table_is_a_share_of_the_rounds(model: Path, tokens: int) -> 
     assert 0 < sum(row.share_pct for row in table.rows) <= 100
     assert table.unaccounted_ms >= 0
     assert {row.calls for row in table.rows if row.name == "head"} == {done.rounds}
+
+
+def test_a_closed_engine_is_freed_without_the_collector(model: Path) -> None:
+    """A comparison that reloads turns the collector off, and a second copy of a large model has no room."""
+    gc.collect()
+    gc.disable()
+    try:
+        opened = Engine.open(model, threads=1, knobs={"QWEN38_LEN_SWITCH": "1"})
+        opened.close()
+        gone = weakref.ref(opened)
+        del opened
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_the_passes_that_time_prices_are_of_no_round(model: Path) -> None:
