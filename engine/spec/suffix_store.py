@@ -198,20 +198,34 @@ class SuffixStore:
         except FileNotFoundError:
             return 0
 
-    def _mapped(self, count: int) -> np.ndarray:
-        if not count:
-            return np.empty(0, _TOKEN)
-        return np.memmap(self._folder / "tokens.bin", _TOKEN, "r", shape=(count,))
+    def _mapped(self, count: int | None = None) -> np.ndarray:
+        """The first `count` tokens, or all whole ones, of the one file that is opened here.
+
+        Counted on the open file, since another process may replace the one of that name at any time. Raises
+        OSError when it holds fewer.
+        """
+        try:
+            with open(self._folder / "tokens.bin", "rb") as file:
+                held = os.fstat(file.fileno()).st_size // _TOKEN.itemsize
+                if count is None:
+                    count = held
+                elif held < count:
+                    raise OSError(f"tokens.bin holds {held} tokens, {count} were expected")
+                if count:
+                    return np.memmap(file, _TOKEN, "r", shape=(count,))
+        except FileNotFoundError:
+            pass
+        return np.empty(0, _TOKEN)
 
     def _append(self, data: bytes) -> None:
-        count = self._count()
-        if count and self._mapped(count)[-1] != SEPARATOR:
+        tokens = self._mapped()
+        if len(tokens) and tokens[-1] != SEPARATOR:
             data = _END + data  # the end of a document that was cut short
-        suffix_files.append(self._folder / "tokens.bin", data, count * _TOKEN.itemsize)
+        suffix_files.append(self._folder / "tokens.bin", data, tokens.nbytes)
 
     def _drop_oldest(self, meta: dict[str, Any]) -> dict[str, Any]:
         """Keep the newest half, from the start of a document on."""
-        tokens = self._mapped(self._count())
+        tokens = self._mapped()
         kept = tokens[-(self._options.most_tokens // 2) :]
         ends = np.flatnonzero(kept == SEPARATOR)
         if len(kept) < len(tokens) and len(ends):
@@ -253,7 +267,7 @@ class SuffixStore:
     def _sort(self, generation: int) -> None:
         try:
             if not self._writes:
-                tokens = self._mapped(self._count())
+                tokens = self._mapped()
                 self._index = SuffixIndex(tokens, suffix_order(tokens), self._vocab_size)
                 self._sorted = len(tokens)
                 return
@@ -268,7 +282,7 @@ class SuffixStore:
         with self._locked():
             if self._meta()["generation"] != generation:
                 return
-            tokens = self._mapped(self._count())
+            tokens = self._mapped()
         order = suffix_order(tokens)
         partial = self._folder / "sa.npy.partial"
         with os.fdopen(suffix_files.create(partial), "wb") as file:

@@ -240,6 +240,27 @@ def test_two_processes_append_while_the_oldest_half_goes(tmp_path: Path, opened:
     assert on_disk(folder)[-3:] == [903, 5, END]
 
 
+def test_a_reader_meets_a_file_that_shrinks_after_every_look_at_its_length(
+    tmp_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "s"
+    finish(opened(folder), *([each, each + 1] for each in (1, 3, 5, 7, 9)))
+    (folder / "sa.npy").unlink()
+    count = SuffixStore._count
+
+    def shrinking(store: SuffixStore) -> int:
+        counted = count(store)
+        rest = np.array(on_disk(folder)[3:] or [9, 10, END], "<i4")
+        suffix_files.replace(folder / "tokens.bin", rest.tobytes())
+        return counted
+
+    monkeypatch.setattr(SuffixStore, "_count", shrinking)
+    reader = opened(folder, StoreOptions(read_only=True))
+    assert reader.continuations([9], 9) == [(10,)]
+    assert reader.continuations([1], 9) == []
+    assert opened.troubles == []
+
+
 def test_another_process_that_holds_the_lock_costs_the_answer_nothing(
     tmp_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
