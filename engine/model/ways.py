@@ -18,7 +18,7 @@ class Ways:
     head: bool = True
     narrow_nvfp4: bool = True
     wide_nvfp4: bool = True
-    wide_nvfp4_until: int = 65536
+    wide_nvfp4_until: int = 1024
     attention: bool = True
     attention_prepare: bool = True
     delta_prepare_one: bool = True
