@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from engine.errors import UsageError
-from engine.knob_kinds import PREFIX, Knob, KnobStatus, status_of
+from engine.knob_kinds import PREFIX, Knob, KnobStatus, Value, status_of
 from engine.knob_profile import read_profile, write_profile
 from engine.knob_table import KNOBS, knob_named
 from engine.paths import product_path
@@ -99,6 +99,10 @@ class KnobSet:
         return tuple(
             (knob.name, self._raw[knob.name][0]) for knob in KNOBS if knob.flip == "recapture"
         )
+
+    def value(self, name: str) -> Value:
+        """Value of a switch of any kind."""
+        return self._parsed[name]
 
     def flag(self, name: str) -> bool:
         """Value of a bool switch."""

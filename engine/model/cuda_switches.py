@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from engine.errors import UsageError
 from engine.knobs import KnobSet
-from engine.model.ways import Ways, ways_of
+from engine.model.ways import Ways, way, ways_of
 from kernels.fp8_linear.tiles import Fp8Tiles
 from kernels.nvfp4_linear.tiles import TileTables
 
@@ -16,8 +16,8 @@ from kernels.nvfp4_linear.tiles import TileTables
 class CudaSwitches(Ways):
     """The ways of the GPU's forward, with the tables of its products."""
 
-    exact: bool = True
-    timed: bool = False
+    exact: bool = way("GDNV_EXACT")
+    timed: bool = way("OP_TIMES")
     tiles: TileTables = field(default_factory=lambda: TileTables({}, {}))
     fp8_tiles: Fp8Tiles = field(default_factory=lambda: Fp8Tiles({}))
 
@@ -29,10 +29,4 @@ class CudaSwitches(Ways):
             fp8_tiles = Fp8Tiles.read(knobs.path("FP8_TILES"))
         except ValueError as error:
             raise UsageError(f"{error}.", kept="The tables in use stay.") from None
-        return CudaSwitches(
-            **ways_of(knobs),
-            exact=knobs.flag("GDNV_EXACT"),
-            timed=knobs.flag("OP_TIMES"),
-            tiles=tiles,
-            fp8_tiles=fp8_tiles,
-        )
+        return CudaSwitches(**ways_of(CudaSwitches, knobs), tiles=tiles, fp8_tiles=fp8_tiles)

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 from engine.knobs import KnobSet
 from engine.model.tiles import TileTable, read_tiles
-from engine.model.ways import Ways, ways_of
+from engine.model.ways import Ways, way, ways_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switches(Ways):
     """The ways of the native forward, with the tables of its products."""
 
-    attention_library_from: int = 0
-    prefill_solve: bool = True
+    attention_library_from: int = way("GQA_FROM")
+    prefill_solve: bool = way("UT_INVERSE")
     narrow_tiles: TileTable = field(default_factory=TileTable)
     wide_tiles: TileTable = field(default_factory=TileTable)
     fp8_tiles: TileTable = field(default_factory=TileTable)
@@ -24,9 +24,7 @@ class Switches(Ways):
     def of(knobs: KnobSet, level: str) -> Switches:
         """The ways that these values ask for at an instruction level; UsageError where a table is not one."""
         return Switches(
-            **ways_of(knobs),
-            attention_library_from=knobs.number("GQA_FROM"),
-            prefill_solve=knobs.flag("UT_INVERSE"),
+            **ways_of(Switches, knobs),
             narrow_tiles=read_tiles(knobs.path("SKINNY_TILES"), level),
             wide_tiles=read_tiles(knobs.path("SKINNY_TILES_WIDE"), level),
             fp8_tiles=read_tiles(knobs.path("FP8_TILES"), level),
