@@ -12,18 +12,21 @@ from engine.knob_guide import guide
 from engine.knob_left_out import LEFT_OUT
 from engine.knob_rows import knob_rows, served_values
 from engine.knobs import KNOBS, PREFIX, KnobSet, knob_named
+from engine.model.ways import way
 
 READERS = ("flag", "number", "decimal", "choice", "text", "path")
 
 
 def consulted(source: str) -> set[str]:
-    """Names of switches that a module asks a KnobSet for."""
+    """Names of switches that a module asks a KnobSet for, or names as those of its ways."""
     return {
         node.args[0].value
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in READERS
+        and (
+            (isinstance(node.func, ast.Attribute) and node.func.attr in READERS)
+            or (isinstance(node.func, ast.Name) and node.func.id == way.__name__)
+        )
         and len(node.args) == 1
         and isinstance(node.args[0], ast.Constant)
         and isinstance(node.args[0].value, str)
@@ -31,10 +34,8 @@ def consulted(source: str) -> set[str]:
 
 
 def test_a_consulted_switch_is_seen() -> None:
-    assert consulted('a = knobs.flag("A") or self.knobs.path("B")\nc = knobs.raw("C")') == {
-        "A",
-        "B",
-    }
+    source = 'a = knobs.flag("A") or self.knobs.path("B")\nc = knobs.raw("C")\nd = way("D")'
+    assert consulted(source) == {"A", "B", "D"}
 
 
 def test_every_switch_that_acts_is_consulted_and_every_consulted_one_acts() -> None:
