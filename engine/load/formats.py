@@ -30,6 +30,7 @@ PARTS = (
     "weight_scale_inv",
     "weight_global_scale",
 )
+_ONE_NUMBER = ((), (1,), (1, 1))
 # Activation and KV-cache scales of the quantised formats; weights stay 4 or 8 bits, activations BF16.
 UNUSED_PARTS = ("input_scale", "input_global_scale", "k_scale", "v_scale")
 
@@ -110,7 +111,7 @@ def _nvfp4(
         )
     expect(codes, (slot.rows, slot.columns // 2), ("U8",))
     expect(scale, (slot.rows, slot.columns // NVFP4_GROUP), ("F8_E4M3",))
-    expect(scale_2, (1,) if scale_2.shape == (1,) else (), ("F32",))
+    expect(scale_2, scale_2.shape if scale_2.shape in _ONE_NUMBER else (), ("F32",))
     return LinearPlan(slot, form, codes, scale, scale_2)
 
 
@@ -123,7 +124,7 @@ def _fp8(slot: LinearSlot, parts: dict[str, TensorEntry]) -> LinearPlan:
     blocks = (-(-slot.rows // FP8_BLOCK), -(-slot.columns // FP8_BLOCK))
     if key == "weight_scale_inv" or scale.shape == blocks:
         form, shape = FP8_BLOCKS, blocks
-    elif scale.shape in ((), (1,), (1, 1)):
+    elif scale.shape in _ONE_NUMBER:
         form, shape = FP8_TENSOR, scale.shape
     elif scale.shape in ((slot.rows,), (slot.rows, 1)):
         form, shape = FP8_ROWS, scale.shape

@@ -184,6 +184,25 @@ def test_the_two_global_scales_are_not_mixed_up(tmp_path: Path) -> None:
     assert multiply.scale_2 == pytest.approx(divide.scale_2, rel=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+@pytest.mark.parametrize("name", ["modelopt", "compressed"])
+def test_one_number_has_any_shape(name: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, form=only_mlp(FORMS[name][0]))
+    wanted = layer_0(tmp_path).up.dequantise()
+    key = f"{TARGET}." + ("weight_scale_2" if name == "modelopt" else "weight_global_scale")
+    edit_tensors(tmp_path, lambda tensors: tensors.update({key: tensors[key].reshape(shape)}))
+    assert torch.equal(layer_0(tmp_path).up.dequantise(), wanted)
+
+
+def test_a_scale_of_minus_zero_is_none(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, form=only_mlp(modelopt))
+    key = f"{TARGET}.weight_scale"
+    edit_tensors(tmp_path, lambda tensors: tensors[key].view(torch.uint8)[0, 0].fill_(0x80))
+    values = layer_0(tmp_path).up.dequantise()
+    assert not values[0, :16].any()
+    assert values[0, 16:].any()
+
+
 def test_kv_cache_scales_are_passed_over(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, form=only_mlp(modelopt))
     attention = "model.language_model.layers.3.self_attn."
@@ -212,6 +231,26 @@ def test_kv_cache_scales_are_passed_over(tmp_path: Path) -> None:
             "compressed",
             lambda t: t.update({f"{TARGET}.weight_global_scale": torch.tensor([float("nan")])}),
             "weight_global_scale is nan",
+        ),
+        (
+            "compressed",
+            lambda t: t.update({f"{TARGET}.weight_global_scale": torch.tensor([1e-45])}),
+            "weight_global_scale is 1.4.*e-45; .* keeps weights finite",
+        ),
+        (
+            "modelopt",
+            lambda t: t.update({f"{TARGET}.weight_scale_2": torch.tensor(2e35)}),
+            "weight_scale_2 is 2.*e.35; .* keeps weights finite",
+        ),
+        (
+            "modelopt",
+            lambda t: t[f"{TARGET}.weight_scale"].view(torch.uint8)[3:5, 0].fill_(0x7F),
+            "weight_scale holds 2 of 384 scales that are negative or NaN",
+        ),
+        (
+            "compressed",
+            lambda t: t[f"{TARGET}.weight_scale"].view(torch.uint8)[1, 1:].fill_(0x81),
+            "weight_scale holds 3 of 384 scales that are negative or NaN",
         ),
         (
             "fp8 per channel",
