@@ -10,6 +10,7 @@ from typing import Any
 from engine.errors import CheckpointError
 
 MAX_JSON_BYTES = 256 << 20
+_LFS_POINTER = b"version https://git-lfs"
 
 
 def model_folder(path: str | Path) -> Path:
@@ -46,11 +47,23 @@ def unreadable(path: Path, error: Exception) -> CheckpointError:
     )
 
 
+def refuse_pointer(name: str, head: bytes) -> None:
+    """Raise CheckpointError when a file's first bytes (32 are enough) are those of a Git LFS pointer.
+
+    A clone without Git LFS leaves one in place of every large file; the same download gives it again.
+    """
+    if head.startswith(_LFS_POINTER):
+        raise CheckpointError(
+            f"{name} is a Git LFS pointer, a note of where the file lies, not the file.",
+            next_step="Run `git lfs pull` in the model's folder, or download the file itself.",
+        )
+
+
 def read_text(folder: Path, name: str) -> str | None:
     """The text of folder/name without its byte order mark; None when there is no such file.
 
     Raises:
-        CheckpointError: a folder in its place, too large, not UTF-8, or unreadable.
+        CheckpointError: a folder in its place, too large, a Git LFS pointer, not UTF-8, or unreadable.
     """
     path = folder / name
     try:
@@ -70,6 +83,7 @@ def read_text(folder: Path, name: str) -> str | None:
         data = path.read_bytes()
     except OSError as error:
         raise unreadable(path, error) from error
+    refuse_pointer(name, data[:32])
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -13,7 +13,7 @@ from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from engine.errors import CheckpointError
-from engine.load.files import parse_json_object, read_json_object, unreadable
+from engine.load.files import parse_json_object, read_json_object, refuse_pointer, unreadable
 
 INDEX_NAME = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
@@ -111,6 +111,8 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
         size = path.stat().st_size
         with path.open("rb") as file:
             prefix = file.read(_PREFIX_BYTES)
+            refuse_pointer(path.name, prefix + file.read(32 - _PREFIX_BYTES))
+            file.seek(_PREFIX_BYTES)
             length = int.from_bytes(prefix, "little")
             _check_header_length(path.name, size, length)
             raw = file.read(length)

@@ -44,6 +44,13 @@ def test_a_truncated_shard(sharded: Path) -> None:
     assert f"needs {whole:,} bytes, the file has {whole - 1000:,}" in cause
 
 
+@pytest.mark.parametrize("name", [SHARD_2, "tokenizer.json", "config.json"])
+def test_a_git_lfs_pointer(sharded: Path, name: str) -> None:
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 5\n"
+    (sharded / name).write_text(pointer)
+    assert "git lfs pull" in refusal(sharded, f"{name} is a Git LFS pointer").next_step
+
+
 def test_bytes_after_the_last_tensor(folder: Path) -> None:
     with (folder / SINGLE).open("ab") as file:
         file.write(b"\0" * 8)
