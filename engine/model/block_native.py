@@ -14,8 +14,8 @@ from engine.model.block_config import MAX_BLOCK, BlockConfig
 from engine.model.block_forward import BlockBytes, BlockRows, check_width, shaped
 from engine.model.block_pack import NativeBlockLayer, NativeBlockWeights
 from engine.model.block_waiting import DRAFT, WaitingRows
-from engine.model.native_mtp import RunPass
 from engine.model.projection import Packing, Projection
+from engine.model.run_pass import RunPass
 from kernels.block_attention.native import block_attention
 from kernels.block_conv.native import block_conv
 from kernels.cpu.buffers import aligned_zeros

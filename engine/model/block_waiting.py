@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from engine.model.block_config import BlockConfig
 from engine.model.block_forward import block_room
-from engine.model.native_mtp import RunPass
+from engine.model.run_pass import RunPass
 
 CONTEXT, DRAFT = "block context", "block"  # kinds of passes
 

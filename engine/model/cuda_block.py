@@ -24,7 +24,7 @@ from engine.model.cuda_block_weights import CudaBlockLayer, CudaBlockWeights
 from engine.model.cuda_forward import CudaForward
 from engine.model.cuda_plain import sums
 from engine.model.cuda_weights import COLUMNS
-from engine.model.native_mtp import RunPass
+from engine.model.run_pass import RunPass
 from kernels.rope.native import rope_table
 
 _NUMBERS = 4  # that change from pass to pass: each starts at 16 bytes

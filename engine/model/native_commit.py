@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.knobs import KnobSet
 from engine.model.arena import Arena
 from engine.model.engaged import Engaged
-from engine.model.native_mtp import RunPass
+from engine.model.run_pass import RunPass
 
 _PARTS = 10**9  # differences are counted in billionths
 
@@ -70,7 +70,8 @@ class NativeCommits:
         both = way.by_record and way.replay
         before = self._states() if both else []
         if way.by_record:
-            self._rows[: len(path)] = path
+            if len(path) > 1:  # the first row of a path is always row 0
+                self._rows[: len(path)] = path
             self._count[0] = len(path)
             # The next pass owns the other record set and finds these rows in this one.
             self.parity = 1 - self.parity
