@@ -326,7 +326,7 @@ class Engine(EngineCompares):
         )
 
     def _drafter_of(self, request: GenerateRequest, given: Drafter | None) -> Drafter | None:
-        """Who drafts in the coming round; switches may flip between rounds."""
+        """Who drafts in the coming round."""
         if not request.speculate:
             return None
         return given or self._drafters.of(self._knobs)
@@ -366,17 +366,20 @@ class Engine(EngineCompares):
             return "stop"
         if stream.add((loop.anchor,)):
             return "stop"
+        knobs: KnobSet | None = None
         while len(stream.ids) < request.max_tokens:
             if cancel.is_set():
                 return "cancelled"
             if loop.room() < 1:
                 return "context"
             started = time.perf_counter()
-            drafter = self._drafter_of(request, given)
-            if drafter is not loop.drafter:
-                loop.use(drafter, [*prompt, *stream.ids[:-1]])
-            rows = self._knobs.number("VERIFY_ROWS")
-            loop.limit(rows, self._knobs.number("TREE_NODES") or rows)
+            if knobs is not self._knobs:  # switches may flip between rounds
+                knobs = self._knobs
+                drafter = self._drafter_of(request, given)
+                if drafter is not loop.drafter:
+                    loop.use(drafter, [*prompt, *stream.ids[:-1]])
+                rows = knobs.number("VERIFY_ROWS")
+                loop.limit(rows, knobs.number("TREE_NODES") or rows)
             done = loop.round(request.max_tokens - len(stream.ids))
             stopped = done.tokens[-1] in stop_ids
             stopped = stream.add(done.tokens[:-1] if stopped else done.tokens) or stopped

@@ -128,6 +128,7 @@ class Tape:
         self._keep: list[tuple] = []
         self._records: list[_Step] = []
         self._steps: ctypes.Array | None = None
+        self._addresses = 0, 0  # of the steps and of stamps_ns, once they stand
         self._hosts: dict[int, Callable[[], None]] = {}  # by step number
         self.stamps_ns = np.zeros(1, np.uint64)
 
@@ -177,7 +178,7 @@ class Tape:
         self._steps = None
         if self.eager:
             stamps = np.zeros(2, np.uint64)
-            self._run(ctypes.addressof(step), 1, stamps)
+            self._run(ctypes.addressof(step), 1, stamps.ctypes.data)
             self._append_time(stamps[1] - stamps[0])
 
     def host(
@@ -211,15 +212,17 @@ class Tape:
         if self._steps is None:
             self._steps = (_Step * count)(*self._records)
             self.stamps_ns = np.zeros(count + 1, np.uint64)
+            self._addresses = ctypes.addressof(self._steps), self.stamps_ns.ctypes.data
+        steps, stamps_ns = self._addresses
         if not self._hosts:
-            self._run(ctypes.addressof(self._steps), count, self.stamps_ns)
+            self._run(steps, count, stamps_ns)
             return
         first = 0
         for at in (*self._hosts, count):
             if at > first:
                 stamps = np.zeros(at - first + 1, np.uint64)
-                address = ctypes.addressof(self._steps) + first * ctypes.sizeof(_Step)
-                self._run(address, at - first, stamps)
+                address = steps + first * ctypes.sizeof(_Step)
+                self._run(address, at - first, stamps.ctypes.data)
                 self.stamps_ns[first + 1 : at + 1] = self.stamps_ns[first] + stamps[1:] - stamps[0]
             if at < count:
                 self.stamps_ns[at + 1] = self.stamps_ns[at] + _timed(self._hosts[at])
@@ -244,10 +247,12 @@ class Tape:
         previous = self.stamps_ns if len(self.models) > 1 else np.zeros(1, np.uint64)
         self.stamps_ns = np.append(previous, previous[-1] + elapsed_ns)
 
-    def _run(self, steps: int, count: int, stamps: np.ndarray) -> None:
-        if not self.pool.handle:
+    def _run(self, steps: int, count: int, stamps_ns: int) -> None:
+        """`count` steps at one address, the times between them to count + 1 entries at another."""
+        pool = self.pool
+        if not pool.handle:
             raise ValueError("the pool of this tape is closed")
-        self.pool.run_steps(self.pool.handle, steps, count, stamps.ctypes.data)
+        pool.run_steps(pool.handle, steps, count, stamps_ns)
 
 
 def _timed(call: Callable[[], None]) -> np.uint64:

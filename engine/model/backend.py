@@ -21,7 +21,7 @@ MAX_DRAFT = 4  # steps of one draft of the MTP head
 MAX_WIDTH = 5  # candidates of one such step
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made every round, and that would take most of it
 class Verified:
     """Result of one verify pass: the best token of every row, and the logits float32 [rows, tokens].
 

@@ -43,7 +43,8 @@ from kernels.build import NativeBuildError
 from kernels.gated_delta.buffers import state_from_tiles
 from kernels.tape import Pool
 
-_DRAFTS = ("draft", "extend", DRAFT, CONTEXT)  # kinds of passes of drafters alone
+_DRAFTS = frozenset(("draft", "extend", DRAFT, CONTEXT))  # kinds of passes of drafters alone
+_NO_RECORDS = _DRAFTS | {"head", "replay"}  # kinds that touch no record set
 
 
 class NativeBackend:
@@ -319,10 +320,13 @@ class NativeBackend:
 
     def _pass(self, kind: str, ids: Sequence[int], *, in_round: bool = False) -> None:
         """One trunk pass over `ids`, behind the committed positions."""
-        self._ids[: len(ids)] = ids
-        self._pass_rows = len(ids)
+        rows = self._pass_rows = len(ids)
+        if rows == 1:  # a slice would take five times as long, in every plain round
+            self._ids[0] = ids[0]
+        else:
+            self._ids[:rows] = ids
         self._start[0] = self.length
-        self._run(kind, len(ids), in_round=in_round)
+        self._run(kind, rows, in_round=in_round)
 
     def _run(
         self, kind: str, rows: int, *, steps: int = 0, width: int = 0, in_round: bool = False
@@ -350,8 +354,7 @@ class NativeBackend:
     def _key(
         self, kind: str, rows: int, *, parity: int = 0, steps: int = 0, width: int = 0
     ) -> GraphKey:
-        if kind in ("head", "replay", *_DRAFTS):
-            parity = 0  # these passes touch no record
+        parity = 0 if kind in _NO_RECORDS else parity
         context = context_class(self.length + rows)
         return GraphKey(kind, rows, context, self._signature, parity, steps, width)
 

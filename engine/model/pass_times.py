@@ -14,11 +14,14 @@ from kernels.tape import StepModel, Tape
 
 @dataclass(slots=True)
 class _Times:
-    """Nanoseconds of each step of one recording, summed over its runs."""
+    """The clock at each boundary of one recording's steps, summed over its runs modulo 2^64.
+
+    Differences of neighbouring sums are the sums of the steps' nanoseconds.
+    """
 
     models: list[StepModel]
     runs: int
-    total_ns: np.ndarray  # uint64 [steps]
+    stamps_ns: np.ndarray  # uint64 [steps + 1]
 
 
 class PassTimes:
@@ -31,11 +34,10 @@ class PassTimes:
         """The recording of `key` has run."""
         times = self._times.get(key)
         if times is None:
-            zeros = np.zeros(len(tape.models), np.uint64)
+            zeros = np.zeros(len(tape.models) + 1, np.uint64)
             times = self._times[key] = _Times(tape.models, 0, zeros)
-        stamps_ns = tape.stamps_ns
         times.runs += 1
-        times.total_ns += stamps_ns[1:] - stamps_ns[:-1]
+        times.stamps_ns += tape.stamps_ns
 
     def reset(self) -> None:
         """Start anew."""
@@ -45,7 +47,8 @@ class PassTimes:
         """One row an operation, in order of first appearance."""
         sums: dict[str, list[float]] = {}
         for times in list(self._times.values()):
-            for model, total_ns in zip(times.models, times.total_ns.tolist(), strict=True):
+            steps_ns = np.diff(times.stamps_ns)
+            for model, total_ns in zip(times.models, steps_ns.tolist(), strict=True):
                 row = sums.setdefault(model.name, [0, 0.0, 0, 0])
                 row[0] += times.runs
                 row[1] += total_ns * 1e-6

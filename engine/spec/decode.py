@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.errors import NumericsError
 from engine.model.backend import VERIFY_ROWS, Backend, Verified
@@ -17,8 +17,7 @@ from engine.spec.tree import DraftTree
 NO_DRAFTER = "none"
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
+class Round(NamedTuple):
     """What one round did. `tokens` are new in the text; the last one is the next round's anchor.
 
     drafted, accepted: nodes besides the anchor. tree: whether some node had two children. drafter: the source

@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from engine.spec.tree import DraftTree
 
 
-@dataclass(frozen=True, slots=True)
-class RoundOutcome:
+class RoundOutcome(NamedTuple):
     """What verification made of a proposal.
 
     tree: the nodes that were verified (the anchor alone in a plain round). path: the accepted nodes, from 0,
