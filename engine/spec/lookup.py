@@ -209,14 +209,10 @@ class LookupDrafter:
         self._index.extend(tokens)
         self._copy_run = self._full_rounds = 0
 
-    def pass_by(self, anchor: int, token: int) -> bool:
-        """`follow` for one token, and whether it stirs then."""
-        self._reach(anchor)
-        self._copy_run = self._full_rounds = 0
-        return self._index.push(token) or self._is_stored()
-
     def _is_stored(self) -> bool:
         """Whether some store knows what follows the last tokens, as few of them as are asked for."""
+        if not self._stores:
+            return False
         gram = self._index.tokens[-self.options.min_corpus_order :]
         enough = len(gram) == self.options.min_corpus_order
         return enough and any(store.continuations(gram, 1) for _, store in self._stores)

@@ -53,22 +53,18 @@ class LocalIndex:
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens, ids from 0 to 2**24 - 1."""
-        for token in tokens:
-            self.push(token)
-
-    def push(self, token: int) -> bool:
-        """Append one token; whether the end of the text stood before by then, as `repeats` says."""
-        known, tail = self.tokens, self._tail
+        known = self.tokens
         _, mask, newest, before = self._shortest
-        gram, position = tail & mask, len(known)
-        last = newest.get(gram)
-        newest[gram] = position
-        if last is not None:
-            before[position] = last
-            self._enter_longer(position, last, tail)
-        known.append(token)
-        self._tail = tail = (tail << _BITS | token + 1) & self._whole
-        return bool(newest.get(tail & mask))
+        for token in tokens:
+            tail = self._tail
+            gram, position = tail & mask, len(known)
+            last = newest.get(gram)
+            newest[gram] = position
+            if last is not None:
+                before[position] = last
+                self._enter_longer(position, last, tail)
+            known.append(token)
+            self._tail = (tail << _BITS | token + 1) & self._whole
 
     def _enter_longer(self, position: int, last: int, tail: int) -> None:
         """Enter the longer n-grams in front of `position`; `last` is where the shortest one stood before."""

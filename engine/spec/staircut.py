@@ -120,8 +120,7 @@ class StairCut:
                 head.ripe(self._doze.rounds)
             self._observe(*self._doze.priced(learn=True))
         self._context = len(prompt)
-        self._began_s = None
-        self._asked_head = None
+        self._began_s = self._asked_head = None
         self._holding = self._found_some = False
         self._hold.begin()
         self._yield.begin()
@@ -265,12 +264,16 @@ class StairCut:
             self._own.learn(own_ms)
 
     def pass_by(self, anchor: int, token: int, verify_ms: float) -> None:
-        """A round that was dozed through; whatever could be looked up ends the doze."""
+        """A round that was dozed through; whatever could be looked up ends the doze, some rounds later."""
         self._counts[ROUTED] += 1
-        self._context += 1
-        self._doze.took(verify_ms, self._clock())
-        if self._lookup and self._lookup.pass_by(anchor, token):
-            self._doze.wake()
+        doze, lookup = self._doze, self._lookup
+        if doze.took(anchor, token, verify_ms):
+            tokens = doze.taken(self._clock())
+            self._context += len(tokens)
+            if lookup:
+                lookup.follow(doze.anchor, tokens)
+                if lookup.stirs:
+                    doze.wake()
 
     def _go_on(self, done: RoundOutcome) -> None:
         """Let the next rounds do as this one did, where deciding anew costs more than it may bring."""
@@ -293,7 +296,7 @@ class StairCut:
     def _rest(self, longest: int) -> None:
         """Let rounds pass, at most so many, until something could be looked up."""
         plain_ms = self._prices.curves(self._context)[0][1] * self._prices.level
-        if self._doze.end(own_share=self._own.ms / plain_ms, longest=longest):
+        if self._doze.end(own_ms=self._own.ms, plain_ms=plain_ms, longest=longest):
             value = 1.0 / (plain_ms + self._plain_rest_ms)
             self._dozing = RouteChoice(PLAIN, 0, 1.0, value, (), self._prices.source, DOZING)
 

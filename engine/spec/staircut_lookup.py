@@ -59,10 +59,6 @@ class LookupArm:
         """Take in what rounds wrote that were not looked up for."""
         self._drafter.follow(anchor, tokens)
 
-    def pass_by(self, anchor: int, token: int) -> bool:
-        """Take in the token of a round that was let pass; whether a look could find something now."""
-        return self._drafter.pass_by(anchor, token)
-
     def factor(self, proposal: LookupProposal) -> float:
         """What its scores are multiplied by: 1 where they rest on a learned rate."""
         return 1.0 if proposal.rho is not None else self._calibration.factor

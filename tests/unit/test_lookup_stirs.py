@@ -28,8 +28,9 @@ def test_whether_a_look_could_find_something_is_what_a_match_finds() -> None:
     other.extend(text)
     found = []
     for token in text:
-        found.append(index.push(token))
-        assert index.repeats() == (index.match()[0] > 0)
+        index.extend((token,))
+        found.append(index.repeats())
+        assert found[-1] == (index.match()[0] > 0)
     assert found == [False] * 6 + [True, True, False, False, False, True]
     assert (index.tokens, index.match(), index.entries()) == (
         other.tokens,
@@ -58,12 +59,14 @@ def test_what_a_store_knows_stirs_too() -> None:
     gram = tuple(range(1, 9))
     drafter = LookupDrafter(stores={"the corpus": Store(gram, (50, 51))})
     drafter.begin(gram[:-2])
-    assert not drafter.pass_by(7, 20)
+    drafter.follow(7, (20,))
+    assert not drafter.stirs
     drafter.begin(gram[:-2])
-    assert drafter.pass_by(7, 8)
+    drafter.follow(7, (8,))
     assert drafter.stirs
     drafter.follow(8, (50,))
     assert not drafter.stirs
     bare = LookupDrafter()
     bare.begin(gram[:-2])
-    assert not bare.pass_by(7, 8)
+    bare.follow(7, (8,))
+    assert not bare.stirs

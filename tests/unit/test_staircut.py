@@ -245,7 +245,7 @@ def test_what_was_dozed_through_at_the_end_of_a_text_counts_with_the_next() -> N
     for seed in range(3):
         world.decode(stair, hopeless(seed))
     stair.begin((1, 2, 3))
-    stair._doze.end(own_share=0.1)
+    stair._doze.end(own_ms=0.1, plain_ms=1.0)
     before_ms = stair._prices.curves(3)[0][1] * stair._prices.level
     waited = [head._waited for head in stair._heads]
     for token in range(1000, 1040):

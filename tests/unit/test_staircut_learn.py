@@ -109,27 +109,57 @@ def test_measured_costs_hold_from_the_start_and_recordings_change_nothing() -> N
 
 def test_a_doze_is_as_long_as_deciding_is_dear() -> None:
     doze = Doze()
-    assert doze.end(own_share=0.01)
+    assert doze.end(own_ms=0.1, plain_ms=10.0)
     while doze.on:
-        doze.took(1.0, 0.0)
+        assert doze.took(7, 8, 10.0)  # one by one: a round takes longer than text may wait
+        assert doze.taken(0.0) == [8]
     assert doze.rounds == 5
-    assert not doze.end(own_share=0.001)  # deciding is cheap: awake
-    assert doze.end(own_share=0.5, longest=2)  # then something is due
-    doze.took(1.0, 0.0)
+    assert not doze.end(own_ms=0.01, plain_ms=10.0)  # deciding is cheap: awake
+    assert doze.end(own_ms=5.0, plain_ms=10.0, longest=2)  # then something is due
+    doze.took(7, 8, 10.0)
     doze.wake()  # something stirs behind the first one
     assert not doze.on
+
+
+@pytest.mark.parametrize(("plain_ms", "together"), [(0.1, 8), (0.6, 3), (1.5, 1)])
+def test_the_tokens_of_short_rounds_are_taken_in_together(plain_ms: float, together: int) -> None:
+    doze = Doze()
+    doze.end(own_ms=1.0, plain_ms=plain_ms, longest=10)
+    taken, tokens = [], []
+    for token in range(10):
+        if doze.took(100 + token, token, plain_ms):
+            taken.append(doze.anchor)
+            tokens += doze.taken(0.0)
+    assert tokens == list(range(10))
+    assert taken == list(range(100, 110, together))
+    assert not doze.on
+
+
+def took(doze: Doze, verify_ms: float, end_s: float) -> None:
+    doze.took(7, 8, verify_ms)
+    doze.taken(end_s)
+
+
+def test_what_is_taken_in_together_rests_on_average() -> None:
+    doze = Doze()
+    for batch in range(6):
+        for _ in range(4):
+            doze.took(7, 8, 0.75)
+        doze.taken(batch * 4e-3)
+    assert doze.priced(learn=True) == (1, 0.75, 4)
+    assert doze.rest.ms == pytest.approx(0.25)
 
 
 def test_dozed_rounds_tell_their_pass_and_what_comes_on_top() -> None:
     doze = Doze()
     for end in range(21):  # 1 ms apart, one of them interrupted
-        doze.took(9.0 if end == 7 else 0.75, end * 1e-3)
+        took(doze, 9.0 if end == 7 else 0.75, end * 1e-3)
     assert doze.priced(learn=True) == (1, 0.75, 3)  # once, and once more for every eight of them
     assert doze.rest.ms == pytest.approx(0.25)
     assert doze.rounds == 0
     for end in range(9):
-        doze.took(5.0, end * 9e-3)
+        took(doze, 5.0, end * 9e-3)
     doze.begin()  # frozen meanwhile: nothing of it is left for later
-    doze.took(0.75, 1.0)
+    took(doze, 0.75, 1.0)
     assert doze.priced(learn=True) == (1, 0.75, 1)
     assert doze.rest.ms == pytest.approx(0.25)
