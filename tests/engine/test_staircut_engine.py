@@ -148,17 +148,16 @@ def test_the_router_never_changes_the_text(
 
 
 def test_prices_decide_how_much_is_drafted(folder: Path, tables: dict[str, str]) -> None:
-    drafted = []
-    for name in ("cheap", "dear"):
+    drafted = {}
+    for name, table in tables.items():
         with Engine.open(
-            folder, profile=None, knobs=routed(STAIR_TABLES=tables[name]), threads=1
+            folder, profile=None, knobs=routed(STAIR_TABLES=table), threads=1
         ) as engine:
-            request = ask("one two", max_tokens=120)
-            # The least of three: what else runs on the machine may slow the plain rounds of one.
-            answers = [engine.generate(request, follow=[5, 6, 7, 8] * 40) for _ in range(3)]
-            drafted.append(min(answer.drafted_tokens for answer in answers))
-    assert drafted[0] > 40
-    assert drafted[1] <= 20  # a few drafts to learn what they cost
+            engine._drafters.freeze()  # else the clock of this machine soon speaks against the table
+            answer = engine.generate(ask("one two", max_tokens=120), follow=[5, 6, 7, 8] * 40)
+            drafted[name] = answer.drafted_tokens
+    assert drafted["cheap"] > 40
+    assert drafted["dear"] == 0
 
 
 def test_a_table_that_is_none_refuses_the_load(folder: Path, tmp_path: Path) -> None:
