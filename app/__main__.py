@@ -8,6 +8,8 @@ import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
+from engine.interrupt import end_on_interrupt
+
 OK, FAILED, USAGE = 0, 1, 2
 _NONE_IS_IMMORTAL = (3, 12)
 _BROKEN_PYSIDE = (6, 12)
@@ -15,6 +17,8 @@ _BROKEN_PYSIDE = (6, 12)
 
 def main(argv: list[str] | None = None) -> int:
     """Open the console or run a headless command; returns the exit code."""
+    if argv is None:
+        end_on_interrupt()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and not arguments[0].startswith("-"):
         from engine import cli

@@ -3,15 +3,10 @@
 
 import sys
 
-
-def _run() -> int:
-    try:
-        from engine.cli import main
-
-        return main()
-    except KeyboardInterrupt:  # before a command looks for it, while modules are read
-        return 130
-
+from engine.interrupt import end_on_interrupt
 
 if __name__ == "__main__":
-    sys.exit(_run())
+    end_on_interrupt()  # before anything large is read
+    from engine.cli import main
+
+    sys.exit(main())

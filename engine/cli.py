@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """The headless commands: parsing, exit codes and error messages.
 
-Exit codes: 0 ok, 1 failed, 2 usage, 3 a gate did not hold. With --json stdout carries one JSON object and
-everything else goes to stderr.
+Exit codes: 0 ok, 1 failed, 2 usage, 3 a gate did not hold, 130 interrupted. With --json stdout carries one
+JSON object and everything else goes to stderr.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import importlib
 import json
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.allocation import memory_short
 from engine.errors import Cancelled, RondoError, UsageError
+from engine.interrupt import INTERRUPTED
 from engine.paths import demo_model
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 OK, FAILED, USAGE, GATE = 0, 1, 2, 3
 _KEPT = "What was stored before is as it was."
+_STOPPED = "rondo: interrupted; what was stored before is as it was."
+_ENDED_EARLY = "rondo: interrupted; what was done until then stands."
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 COMMANDS = {
@@ -51,27 +55,47 @@ def main(argv: list[str] | None = None) -> int:
     cancel = threading.Event()
     previous = signal.signal(signal.SIGINT, lambda *_: _interrupt(cancel))
     try:
-        return arguments.run(arguments, cancel)
-    except Cancelled as error:
-        print(error, file=sys.stderr)
-        return FAILED
-    except RondoError as error:
-        _tell(error, as_json=arguments.json)
-        return USAGE if isinstance(error, UsageError) else FAILED
-    except KeyboardInterrupt:
-        return FAILED
+        code = arguments.run(arguments, cancel)
+        sys.stdout.flush()
     except BrokenPipeError:
-        # The reader went away (`rondo generate | head`); the interpreter must not flush into the pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
-    except (MemoryError, RuntimeError, OSError) as error:
-        known = memory_short(error, f"`{arguments.prog}`", kept=_KEPT) or _unwritten(error)
-        if known is None:
-            raise
-        _tell(known, as_json=arguments.json)
-        return FAILED
+        # The reader went away (`rondo generate | head`), perhaps by the same Ctrl+C.
+        _drop_output()
+        code = FAILED
+    except (Exception, KeyboardInterrupt) as error:
+        if cancel.is_set() or isinstance(error, KeyboardInterrupt):
+            # A module that is read, or a compiler that was interrupted too, fails in ways of its own.
+            return _interrupted(str(error) if isinstance(error, Cancelled) else _STOPPED)
+        return _failed(error, arguments)
     finally:
         signal.signal(signal.SIGINT, previous)
+    return _interrupted(_ENDED_EARLY) if cancel.is_set() else code
+
+
+def _failed(error: Exception, arguments: argparse.Namespace) -> int:
+    """Tell an error and return its exit code; raises one that is no trouble of the operator's."""
+    known: Exception | None = error
+    if isinstance(error, MemoryError | RuntimeError | OSError):
+        known = memory_short(error, f"`{arguments.prog}`", kept=_KEPT) or _unwritten(error)
+    if not isinstance(known, RondoError):
+        raise error
+    _tell(known, as_json=arguments.json)
+    return USAGE if isinstance(known, UsageError) else FAILED
+
+
+def _interrupted(sentence: str) -> int:
+    """Say how an interrupted command ended; its streams may have lost their readers by the same Ctrl+C."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
+    with contextlib.suppress(BrokenPipeError):
+        print(sentence, file=sys.stderr)
+    return INTERRUPTED
+
+
+def _drop_output() -> None:
+    """The interpreter must not try again to flush what is left."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _unwritten(error: Exception) -> RondoError | None:
@@ -79,8 +103,7 @@ def _unwritten(error: Exception) -> RondoError | None:
     # A file has a name; what the standard output raises has none.
     if not isinstance(error, OSError) or error.filename or error.errno not in _NO_ROOM:
         return None
-    # The interpreter must not try again to flush what is left.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _drop_output()
     return RondoError(
         f"The output could not be written: {error.strerror}.",
         kept=_KEPT,

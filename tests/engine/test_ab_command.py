@@ -17,6 +17,7 @@ from engine.cli import FAILED, GATE, OK, USAGE, main
 from engine.commands import ab
 from engine.errors import UsageError
 from engine.fake_compare import CompareScript, ScriptedSides
+from engine.interrupt import INTERRUPTED
 from engine.measure.ab import run_ab
 from engine.measure.ab_noise import NoiseStore
 from engine.measure.export_csv import ExportError
@@ -159,7 +160,7 @@ def test_a_cancel_before_a_pair_fails_and_stores_nothing(
 
     monkeypatch.setattr(ab._Stages, "show", show)
     code, values = run_json(capsys, "ab", *short, "--candidate", FLIP, "--pairs", "6")
-    assert (code, values["verdict"]) == (FAILED, "cancelled")
+    assert (code, values["verdict"]) == (INTERRUPTED, "cancelled")
     assert values["reason"].startswith(
         "Cancelled before a pair was complete, so there are no figures; nothing is kept. Start it again"
     )

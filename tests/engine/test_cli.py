@@ -20,6 +20,7 @@ from engine.api import LoadProgress
 from engine.cli import FAILED, GATE, OK, USAGE, _unwritten, main
 from engine.commands.doctor import _native, _switches
 from engine.commands.generate import _show_progress
+from engine.interrupt import INTERRUPTED
 from engine.measure.machine import available_cores, cpu_model
 from kernels.build import machine_isas
 
@@ -244,7 +245,7 @@ def test_a_second_interrupt_ends_a_command_that_does_not_look(
     stdin = SimpleNamespace(buffer=SimpleNamespace(read=press_twice))
     monkeypatch.setattr(sys, "stdin", stdin)
     before = signal.getsignal(signal.SIGINT)
-    assert main(["generate", "--prompt", "-"]) == FAILED
+    assert main(["generate", "--prompt", "-"]) == INTERRUPTED
     assert len(presses) == 2
     assert signal.getsignal(signal.SIGINT) is before
 

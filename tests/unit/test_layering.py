@@ -22,7 +22,11 @@ SPEC = "engine/spec/"
 SPEC_FORBIDDEN = ("engine.measure", "engine.commands", "engine.engine", "engine.runner", "kernels")
 SPEC_MODEL = ("engine.model.backend", "engine.model.block_forward")
 # The entry hands commands to the command line, and `--fake` puts the scripted engine behind the same handle.
-DOORS = {"app/__main__.py": ("engine.api", "engine.cli", "engine.fake", "engine.fake_script")}
+DOORS = {
+    "app/__main__.py": (
+        "engine.api", "engine.cli", "engine.fake", "engine.fake_script", "engine.interrupt",
+    )
+}  # fmt: skip
 DOOR = ("engine.api",)
 
 
