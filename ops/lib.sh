@@ -118,11 +118,16 @@ ensure_environment() {
 }
 
 install_environment() {
-  local extra=$1 python free_kb
+  local extra=$1 python free_kb hint=""
   trap 'say "Interrupted. What was installed is kept; start again to go on."; exit 130' INT TERM
-  say "Installing into $VENV (first start only; some minutes)."
-  free_kb=$(df -Pk "$VENV" | awk 'NR == 2 { print $4 }')
-  [ "${free_kb:-9999999}" -ge 3000000 ] || say "Only $((free_kb / 1024)) MB are free there; about 3 GB are needed."
+  if has_torch; then
+    say "Checking $VENV; what is missing there is installed."
+  else
+    hint=hint_about_size
+    say "Installing into $VENV (first start only; some minutes)."
+    free_kb=$(df -Pk "$VENV" | awk 'NR == 2 { print $4 }')
+    [ "${free_kb:-9999999}" -ge 3000000 ] || say "Only $((free_kb / 1024)) MB are free there; about 3 GB are needed."
+  fi
   if ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
     if [ -e "$VENV/pyvenv.cfg" ] && [ ! -e "$VENV/rondo.made" ]; then
       fail "The environment $VENV has no working pip; it was not made here and nothing was changed." \
@@ -139,7 +144,7 @@ install_environment() {
   # Older ones cannot install an editable project by pyproject.toml alone; a failure shows below.
   "$VENV/bin/python" -c 'import sys, pip; sys.exit(int(pip.__version__.split(".")[0]) < 22)' \
     || env -u PYTHONPATH "$VENV/bin/python" -m pip install --quiet --no-input --upgrade pip >&2 || true
-  hint_about_size
+  $hint
   # shellcheck disable=SC2086 # no index means no option
   pip_install ${RONDO_TORCH_INDEX:+--index-url "$RONDO_TORCH_INDEX"} "$TORCH"
   if is_writable "$ROOT"; then
@@ -153,6 +158,16 @@ install_environment() {
   fingerprint >"$VENV/rondo.stamp"
   [ -z "$extra" ] || fingerprint >"$VENV/rondo.stamp-$extra"
   trap - INT TERM
+}
+
+# Whether the environment holds PyTorch in the version wanted, any build of it: the rest takes little.
+has_torch() {
+  "$VENV/bin/python" -P - "$TORCH" >/dev/null 2>&1 <<'PYTHON'
+import sys
+from importlib.metadata import version
+
+sys.exit(version("torch").partition("+")[0] != sys.argv[1].partition("==")[2])
+PYTHON
 }
 
 # The requirement lines of pyproject.toml, those of an extra included.

@@ -63,6 +63,7 @@ def python_stand_in(folder: Path, name: str, *, fits: bool = True, venv: bool = 
   "-m venv "*) mkdir -p "$3/bin"; touch "$3/pyvenv.cfg"
     cp "$(command -v "$0" || echo "$0")" "$3/bin/python"; exit ;;
   -V) echo "Python 3.11.9"; exit ;;
+  "-P - torch=="*) exit "${{LACKS_TORCH:-1}}" ;;
   *"pip install"*) echo "$*" >>"${{CALLS:-/dev/null}}"
     while [ "$1" != --log ]; do shift; done
     echo "${{PIP_SAYS:-fine}}" >>"$2"; sleep "${{PIP_S:-0}}"; exit "${{PIP_EXIT:-0}}" ;;
@@ -196,6 +197,43 @@ def test_an_environment_is_made_once(clone: Path, tools: Path, tmp_path: Path) -
         file.write("# changed\n")
     assert run(clone, tools, script, CALLS=str(calls)).returncode == 0
     assert len(calls.read_text()) > len(after)
+
+
+@pytest.mark.parametrize(("lacks_torch", "said"), [("0", "Checking"), ("1", "Installing into")])
+def test_an_environment_that_is_there_is_said_to_be_checked(
+    lacks_torch: str, said: str, clone: Path, tools: Path, tmp_path: Path
+) -> None:
+    python_stand_in(tools, "python3")
+    (tools / "cp").symlink_to(shutil.which("cp") or "")
+    own, calls = tmp_path / "own", tmp_path / "calls"
+    made = run(clone, tools, f'python3 -m venv "{own}"')
+    assert made.returncode == 0, made.stderr
+    done = run(
+        clone,
+        tools,
+        'hint_about_size() { say "Some GB."; }; ensure_environment ""',
+        RONDO_VENV=str(own),
+        LACKS_TORCH=lacks_torch,
+        CALLS=str(calls),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith(f"rondo: {said} {own}")
+    for words in ("first start only", "Some GB."):
+        assert (words in done.stderr) == (lacks_torch == "1")
+    assert len(calls.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_torch_counts_in_the_version_wanted(wanted: bool, clone: Path, tools: Path) -> None:
+    venv = clone / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    [packages] = venv.glob("lib/python*/site-packages")
+    told = packages / "torch-1.0.dist-info"
+    told.mkdir()
+    script = 'VENV="$ROOT/env"; has_torch && echo yes || echo no'
+    version = run(clone, tools, 'echo "${TORCH#*==}"').stdout.strip() if wanted else "1.0"
+    (told / "METADATA").write_text(f"Name: torch\nVersion: {version}+cpu\n")
+    assert run(clone, tools, script).stdout == ("yes\n" if wanted else "no\n")
 
 
 @pytest.mark.parametrize(
