@@ -27,6 +27,7 @@ from engine.model.config import FULL, ModelConfig
 
 _PAUSE_S = 0.02  # lets the threads of the last contender fall asleep
 _PEAK_TRIES = 3
+_LONG_S = 0.5  # a case's turn that is told each time
 
 
 class BackendFactory(Protocol):
@@ -127,6 +128,7 @@ class _Run:
         self._turns: dict[tuple[str | None, str, int], int] = {}
         self._spent_s: dict[tuple[str | None, str, int], float] = {}
         self.repetitions = 0
+        self._told = False  # of this repetition, that it runs
         self.roof_gbps: list[float] = []
         self.peak_gflops: list[float] = []
         self.barrier_ns: list[float] = []
@@ -137,8 +139,9 @@ class _Run:
         start = time.monotonic()
         while self.repetitions < MOST_TURNS:
             self.repetitions += 1
-            self._tell(f"repetition {self.repetitions}")
+            self._told = False
             if self._probes is not None:
+                self._say("the machine's roof")
                 self._stop_if_cancelled()
                 self.roof_gbps.append(self._probes.read_gbps())
                 # The probe is so short that one slice of another process would hide the peak.
@@ -160,10 +163,14 @@ class _Run:
                 if not self._open(key):
                     continue
                 self._stop_if_cancelled()
+                turns = self._turns.get(key, 0)
+                # Short turns of one repetition are told by its first.
+                if not self._told or not turns or self._spent_s[key] >= _LONG_S * turns:
+                    self._say(case_words(*key))
                 begin = time.monotonic()
                 self._samples.setdefault(key, []).extend(contender.turn(suite, rows))
                 self._spent_s[key] = self._spent_s.get(key, 0.0) + time.monotonic() - begin
-                self._turns[key] = self._turns.get(key, 0) + 1
+                self._turns[key] = turns + 1
                 visited = True
                 time.sleep(_PAUSE_S)
         except PeerError as error:
@@ -171,6 +178,13 @@ class _Run:
             self._contenders.remove(contender)
             contender.close()
         return visited
+
+    def _say(self, what: str) -> None:
+        request = self._request
+        within = self.repetitions <= request.turns
+        end = f"of {request.turns}" if within else f"until {request.budget_s:g} s are used"
+        self._tell(f"{what}, turn {self.repetitions} {end}")
+        self._told = True
 
     def _open(self, key: tuple[str | None, str, int]) -> bool:
         """Whether one more turn of this case stays inside its limit."""
@@ -224,6 +238,12 @@ class _Run:
                     bytes_per_round=read,
                     samples_ms=tuple(samples),
                 )
+
+
+def case_words(label: str | None, suite: str, rows: int) -> str:
+    """A case in words, such as "verify, 8 rows"; a peer's begins with its label."""
+    what = "tokens" if suite == "prefill" else "row" if rows == 1 else "rows"
+    return f"{f'{label}, ' if label else ''}{suite}, {rows:,} {what}"
 
 
 def linear_flops(config: ModelConfig, rows: int, head_rows: int) -> int:

@@ -91,6 +91,27 @@ def test_probes_alternate_with_every_case(shape: Shape) -> None:
         assert order == ["verify 1", "verify 4", "prefill 16"]
 
 
+def test_progress_says_what_runs(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(long_s: float, **changes: object) -> list[str]:
+        lines: list[str] = []
+        monkeypatch.setattr(bench, "_LONG_S", long_s)
+        run(request(shape, **changes), on_progress=lines.append)
+        return lines[1:]  # behind the making of weights
+
+    first = [
+        "the machine's roof, turn 1 of 2",
+        "decode, 1 row, turn 1 of 2",
+        "verify, 1 row, turn 1 of 2",
+        "verify, 4 rows, turn 1 of 2",
+        "prefill, 16 tokens, turn 1 of 2",
+    ]
+    every = [line.replace("turn 1", "turn 2") for line in first]
+    assert told(0.0, turns=2) == [*first, *every]
+    assert told(1e9, turns=2) == [*first, every[0]]
+    more = told(1e9, turns=2, budget_s=1e6)
+    assert more[len(first) + 1] == "the machine's roof, turn 3 until 1e+06 s are used"
+
+
 def test_linear_flops_of_the_27b_match_its_matrices() -> None:
     config = named_shape("qwen3.8-27b").config
     # Twice the weights of all linears and the head, small vectors left out.
