@@ -34,6 +34,12 @@ def percent(value: float | None, decimals: int = 0) -> str:
     return NONE if value is None or not math.isfinite(value) else f"{value:.{decimals}f} %"
 
 
+def of_roof(rate: float, roof: float, name: str) -> str:
+    """A read rate as a share of the roof of that name: "42 % of roof 41.2"."""
+    share = 100 * rate / roof
+    return f"{percent(share, 0 if share >= 1 else 1)} of {name} {significant(roof)}"
+
+
 def byte_size(count: float | None) -> str:
     """Bytes in decimal units, as memory rates are: "1.25 GB"."""
     if count is None:

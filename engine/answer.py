@@ -90,6 +90,7 @@ class AnswerTally:
         ttft_s: float,
         decode_s: float,
         roof_gbps: float | None,
+        roof_place: str,
     ) -> Generation:
         """The answer with its figures; decode rates leave out the first token, which the prefill gave."""
         text, reasoning = stream.split()
@@ -114,5 +115,6 @@ class AnswerTally:
             bytes_per_round=self._bytes // rounds if rounds else None,
             read_gbps=self._bytes / rounds_s / 1e9 if rounds_s > 0 else None,
             roof_gbps=roof_gbps,
+            roof_place=roof_place,
             written_bytes_per_round=self._written // rounds if rounds else None,
         )

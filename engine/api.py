@@ -57,6 +57,7 @@ from engine.api_records import (
     Message,
     ModelCard,
     Snapshot,
+    roof_name,
 )
 from engine.measure.telemetry import DRAFTERS, ROUND_DTYPE, ROUTES, RoundRing
 
@@ -109,6 +110,7 @@ __all__ = [
     "StateChanged",
     "WorkloadResult",
     "open_handle",
+    "roof_name",
 ]  # fmt: skip
 
 

@@ -82,6 +82,12 @@ class Generation:
     read_gbps: float | None
     roof_gbps: float | None
     written_bytes_per_round: int | None = None  # recurrent state
+    roof_place: str = "memory"  # see ModelCard
+
+
+def roof_name(place: str) -> str:
+    """What the roof of a `roof_place` is called beside a figure."""
+    return "cache roof" if place == "cache" else "roof"
 
 
 @dataclass(frozen=True, slots=True)

@@ -323,6 +323,7 @@ class Engine(EngineCompares):
             ttft_s=first_token_s - begun,
             decode_s=finished - first_token_s,
             roof_gbps=self.card.roof_gbps,
+            roof_place=self.card.roof_place,
         )
 
     def _drafter_of(self, request: GenerateRequest, given: Drafter | None) -> Drafter | None:

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from app.format import grouped, milliseconds, percent, significant
-from engine.api import Generation
+from app.format import grouped, milliseconds, of_roof, percent, significant
+from engine.api import Generation, roof_name
 
 NBSP = "\u00a0"
 ENDINGS = {
@@ -50,8 +50,11 @@ def details(generation: Generation) -> str:
     if generation.round_ms_median is not None:
         rows.append(f"round: {milliseconds(generation.round_ms_median)} (median)")
     if generation.read_gbps is not None:
-        roof = f" of {significant(generation.roof_gbps)}" if generation.roof_gbps else ""
-        rows.append(f"read: {significant(generation.read_gbps)}{roof} GB/s")
+        rows.append(f"read: {significant(generation.read_gbps)} GB/s")
+        if generation.roof_gbps:
+            name = roof_name(generation.roof_place)
+            share = of_roof(generation.read_gbps, generation.roof_gbps, name)
+            rows[-1] += f", {share}"
     return "\n".join(rows)
 
 

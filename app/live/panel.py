@@ -20,14 +20,14 @@ from PySide6.QtWidgets import (
 )
 
 from app.bridge import Bridge
-from app.format import NONE, grouped, number, percent, significant
+from app.format import NONE, grouped, number, of_roof, percent, significant
 from app.live.figures import DrafterLine, Figure, Gauge, SplitBar
 from app.live.now import now
 from app.live.plots import CurvePlot
 from app.live.route import route_words
 from app.live.series import PARTS, PrefillRate, RoundSeries
 from app.theme import Theme
-from engine.api import Generation, ModelCard, Snapshot
+from engine.api import Generation, ModelCard, Snapshot, roof_name
 
 FIGURES_EVERY_S = 0.2
 PLOTS_EVERY_S = 0.5
@@ -229,9 +229,7 @@ class LivePanel(QWidget):
             place = _roof_name(snapshot.model)
             note = f"{place} {significant(roof)}"
             if found.read_gbps is not None:
-                share = 100 * found.read_gbps / roof
-                said = percent(share, 0 if share >= 1 else 1)
-                note = f"{said} of {place} {significant(roof)}"
+                note = of_roof(found.read_gbps, roof, place)
         self.read.set_value(significant(found.read_gbps), note, dim=dim)
         self.split.set_parts(found.parts_ms, dim=dim)
         self.drafters.set_counts(found.drafters, dim=dim)
@@ -266,7 +264,7 @@ class LivePanel(QWidget):
 
 
 def _roof_name(card: ModelCard | None) -> str:
-    return "cache roof" if card is not None and card.roof_place == "cache" else "roof"
+    return roof_name(card.roof_place if card is not None else "memory")
 
 
 def _caption(text: str) -> QLabel:

@@ -8,7 +8,7 @@ import dataclasses
 import sys
 import threading
 
-from engine.api import GenerateRequest, Generation, LoadProgress, Message
+from engine.api import GenerateRequest, Generation, LoadProgress, Message, roof_name
 from engine.cli import OK, add_model_options, open_model, print_json
 
 
@@ -125,8 +125,13 @@ def figures(generation: Generation) -> str:
         parts.append(f"{generation.round_ms_median:.2f} ms/round (median)")
     parts.append(f"first token after {generation.ttft_ms:.0f} ms")
     if generation.read_gbps is not None:
-        roof = f" of {generation.roof_gbps:.1f}" if generation.roof_gbps else ""
-        parts.append(f"{generation.read_gbps:.1f}{roof} GB/s")
+        parts.append(f"{generation.read_gbps:.1f} GB/s")
+        if generation.roof_gbps:
+            share = 100 * generation.read_gbps / generation.roof_gbps
+            name = roof_name(generation.roof_place)
+            parts[-1] += (
+                f" ({share:.{0 if share >= 1 else 1}f} % of {name} {generation.roof_gbps:.1f})"
+            )
     parts.append(f"ended: {generation.finish_reason}")
     return ", ".join(parts)
 

@@ -52,7 +52,10 @@ def test_readout() -> None:
         "212 tok · 3 412 tok/s · 3.12 tok/round · acceptance 71 % · first token 9.04 ms · "
         "stopped: end of answer"
     )
-    assert "read: 17.5 of 41.2 GB/s" in details(DONE)
+    assert "read: 17.5 GB/s, 42 % of roof 41.2" in details(DONE)
+    cached = replace(DONE, roof_place="cache", read_gbps=0.2)
+    assert "read: 0.200 GB/s, 0.5 % of cache roof 41.2" in details(cached)
+    assert details(replace(DONE, roof_gbps=None)).endswith("read: 17.5 GB/s")
 
 
 @pytest.mark.parametrize(

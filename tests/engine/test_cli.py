@@ -9,6 +9,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,10 +17,10 @@ import pytest
 import torch
 from checkpoints import make_checkpoint
 
-from engine.api import LoadProgress
+from engine.api import Generation, LoadProgress
 from engine.cli import FAILED, GATE, OK, USAGE, _unwritten, main
 from engine.commands.doctor import _native, _switches
-from engine.commands.generate import _show_progress
+from engine.commands.generate import _show_progress, figures
 from engine.interrupt import INTERRUPTED
 from engine.measure.machine import available_cores, cpu_model
 from kernels.build import machine_isas
@@ -54,6 +55,7 @@ def test_generate_prints_the_answer_and_every_figure(
     assert values["drafted_tokens"] > 0
     assert values["read_gbps"] > 0
     assert values["roof_gbps"] > 0
+    assert values["roof_place"] == "cache"  # the weights are some kilobytes
     code, plain = run_json(capsys, *arguments, "--threads", "1", "--no-spec")
     assert plain["token_ids"] == values["token_ids"]
     assert plain["drafted_tokens"] == 0
@@ -229,6 +231,26 @@ def test_check_reports_every_kernel_and_can_fail(
     table = capsys.readouterr().out
     assert "FAIL portable" in table
     assert "1 of 1 checks hold" not in table
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "17.5 GB/s (42 % of roof 41.2)"),
+        ({"roof_place": "cache", "read_gbps": 0.2}, "0.2 GB/s (0.5 % of cache roof 41.2)"),
+        ({"roof_gbps": None}, "17.5 GB/s, ended: stop"),
+    ],
+)
+def test_the_summary_names_the_roof_that_a_rate_is_compared_with(
+    changes: dict[str, object], said: str
+) -> None:
+    answer = Generation(
+        text="x", reasoning="", token_ids=(1, 2), prompt_tokens=3, dropped_prompt_tokens=0,
+        finish_reason="stop", rounds=1, drafted_tokens=0, accepted_tokens=0, tokens_per_round=1.0,
+        acceptance_pct=None, ttft_ms=9.0, prefill_tps=3.0, decode_tps=3.0, round_ms_median=0.9,
+        bytes_per_round=16_000_000, read_gbps=17.5, roof_gbps=41.2,
+    )  # fmt: skip
+    assert said in figures(replace(answer, **changes))
 
 
 def test_a_second_interrupt_ends_a_command_that_does_not_look(
