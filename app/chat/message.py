@@ -26,8 +26,6 @@ from app.icons import icon
 from app.theme import Theme
 from engine.api import Snapshot
 
-# The title of the engine's refusal of a prompt; the window sends none that is empty, so it was too long.
-PROMPT_REFUSED = "This prompt cannot be run"
 # A user message is shown up to here; all of it is sent.
 SHOWN_LIMIT = 1500
 
@@ -185,9 +183,13 @@ class AnswerMessage(QWidget):
             self.figures.setText(readout(turn.generation, self.speculated))
             self.figures.setToolTip(details(turn.generation))
         if turn.error is not None:
-            self.figures.setText("ended by an error")
-            refused = self.may_be_cut and turn.error.title == PROMPT_REFUSED
-            remedy = "Drop the oldest part and send again" if refused else ""
+            self.figures.setText(
+                "refused: later messages go without this one"
+                if turn.is_refused
+                else "ended by an error"
+            )
+            may_be_cut = self.may_be_cut and turn.is_refused
+            remedy = "Drop the oldest part and send again" if may_be_cut else ""
             self.error_card = ErrorCard(turn.error, snapshot, dismissable=False, remedy=remedy)
             self.error_card.remedy_wanted.connect(self.cut_wanted)
             self._column.insertWidget(self._column.indexOf(self.strip), self.error_card)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from engine.api import ErrorReport, Generation, Message
 
+# The title of the engine's refusal of a prompt; the window sends none that is empty, so it was too long.
+PROMPT_REFUSED = "This prompt cannot be run"
 _UNSENDABLE = re.compile("[\x00\ud800-\udfff]")
 _OPEN, _CLOSE = "<think>", "</think>"
 
@@ -90,6 +92,11 @@ class Turn:
     error: ErrorReport | None = None
     split: ThinkingSplit = field(default_factory=ThinkingSplit)
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether this is the answer to a prompt that the engine did not take."""
+        return self.error is not None and self.error.title == PROMPT_REFUSED
+
 
 class Transcript:
     """The turns in order; at most the last one is being written."""
@@ -157,9 +164,13 @@ class Transcript:
         self.turns.clear()
 
     def messages(self) -> tuple[Message, ...]:
-        """What the engine is asked with: every turn that has text, failed answers without any left out."""
-        return tuple(
-            Message(turn.role, turn.text, turn.reasoning)
-            for turn in self.turns
-            if turn.role == "user" or turn.text
-        )
+        """What the engine is asked with: every turn that has text, failed answers without any left out.
+
+        A prompt that was refused goes with its answer: every later one would be refused for it.
+        """
+        kept = []
+        for turn, answer in zip(self.turns, (*self.turns[1:], None), strict=True):
+            refused = answer is not None and answer.is_refused
+            if turn.text and not (turn.role == "user" and refused):
+                kept.append(Message(turn.role, turn.text, turn.reasoning))
+        return tuple(kept)

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.chat.transcript import ThinkingSplit, Transcript, clean
 from engine.api import ErrorReport, Generation, Message
+from engine.errors import PromptError
 
 DONE = Generation(
     "text", "why", (), 5, 0, "stop", 2, 6, 3, 2.0, 50.0, 9.0, 1e3, 1e2, 8.0, None, None, None
@@ -80,6 +83,20 @@ def test_a_failed_answer_without_text_is_not_sent() -> None:
     transcript = _asked()
     transcript.fail(7, REPORT)
     assert transcript.messages() == (Message("user", "question"),)
+
+
+def test_a_prompt_that_was_refused_does_not_spoil_the_next() -> None:
+    transcript = _asked()
+    transcript.finish(7, DONE)
+    transcript.ask("far too long")
+    transcript.begin_answer(8)
+    transcript.fail(8, replace(REPORT, title=PromptError.title))
+    transcript.ask("short")
+    sent = [message.content for message in transcript.messages()]
+    assert sent == ["question", "text", "short"]
+    transcript.cut(4)
+    transcript.cut(3)  # the refused answer, as it is asked for again
+    assert [message.content for message in transcript.messages()][-1] == "far too long"
 
 
 def test_asking_is_refused_while_an_answer_is_open_or_the_text_is_empty() -> None:

@@ -169,6 +169,10 @@ def test_a_prompt_that_does_not_fit_is_refused_with_its_numbers(console) -> None
     one = console(FAST)
     one.ask("x" * 40_000)
     assert "10008 tokens; the context holds 8192" in one.answer.error_card.report.cause
+    assert one.answer.figures.text().startswith("refused")
+    one.ask("short")
+    assert one.engine.requests[-1].messages == (Message("user", "short"),)
+    assert one.answer.body.toPlainText() == "A short answer."
 
 
 def test_examples_of_the_demo_model_are_asked_by_a_click(console) -> None:
