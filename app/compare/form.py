@@ -25,12 +25,12 @@ from app.knobs.candidate import Candidate
 from engine.api import DEFAULT_PAIRS, FEWEST_PAIRS, MOST_PAIRS, CompareRequest, KnobRow
 
 _WORKLOADS = (
-    ("mix", "all four classes"),
-    ("in-domain", "in-domain answers"),
+    ("mix", "all four"),
+    ("in-domain", "in domain"),
     ("copy", "copy a text"),
     ("edit", "edit a text"),
     ("out-of-domain", "out of domain"),
-    ("prompt", "my own prompt"),
+    ("prompt", "own prompt"),
 )
 _PROMPT_LINES = 3
 _STEPS_PX = 36  # the buttons and the frame of a spin box
@@ -82,7 +82,7 @@ class CompareForm(QWidget):
 
     def _make_options(self) -> QGridLayout:
         grid = QGridLayout()
-        grid.setHorizontalSpacing(10)
+        grid.setHorizontalSpacing(6)
         grid.setVerticalSpacing(6)
         self.workload = QComboBox()
         self.workload.setAccessibleName("Workload")

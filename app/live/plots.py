@@ -21,6 +21,7 @@ from app.theme import Theme
 MINUTE_S = 60.0
 _AXIS_PX = 46
 _NOTHING = f"no round in the last {SPAN_S / 60:.0f} min"
+_NOTHING_SHORT = "no round"
 
 
 class CurvePlot(QWidget):
@@ -41,10 +42,7 @@ class CurvePlot(QWidget):
         name = QLabel(f"{title}, {unit}")
         name.setProperty("role", "small")
         row.addWidget(name)
-        self._reading = QLabel()
-        self._reading.setProperty("role", "small")
-        self._reading.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
-        self._reading.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+        self._reading = _Reading()
         row.addWidget(self._reading, 1)
         self.copy_button: QToolButton = icon_button(theme, "copy", f"Copy data of {title}")
         self.copy_button.clicked.connect(self.copy_data)
@@ -155,21 +153,20 @@ class CurvePlot(QWidget):
 
     def _say(self, age_s: float | None) -> None:
         known = np.nonzero(np.isfinite(self._values))[0]
-        text = ""
+        texts = [""]
         if age_s is not None:
             at = int((age_s + SPAN_S) // BIN_S)
             value = self._values[at] if 0 <= at < len(self._values) else math.nan
             found = (
                 f"{significant(float(value))} {self._unit}" if math.isfinite(value) else "no round"
             )
-            text = f"{-age_s:.0f} s ago: {found}"
+            texts = [f"{-age_s:.0f} s ago: {found}"]
         else:
-            said = [] if len(known) else [_NOTHING]
-            if self._roof is not None:
-                said.append(f"{self._roof_name} {significant(self._roof)}")
-            text = " · ".join(said)
+            nothing = () if len(known) else (_NOTHING, _NOTHING_SHORT)
+            roof = f"{self._roof_name} {significant(self._roof)}" if self._roof is not None else ""
+            texts = [" · ".join(filter(None, (said, roof))) for said in (*nothing, "")]
         if not self._cross.isVisible() or age_s is not None:
-            self._reading.setText(text)
+            self._reading.say(texts)
 
     @Slot(object)
     def _on_mouse(self, position: QPointF) -> None:
@@ -187,6 +184,35 @@ class CurvePlot(QWidget):
         super().leaveEvent(event)
         self._cross.hide()
         self._say(None)
+
+
+class _Reading(QLabel):
+    """What stands over a plot on the right: the first of several texts, longest first, that fits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._texts = [""]
+        self.setProperty("role", "small")
+        self.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+
+    def say(self, texts: list[str]) -> None:
+        self._texts = texts
+        self._fit()
+
+    def _fit(self) -> None:
+        room = self.contentsRect().width() if self.isVisible() else math.inf
+        wide = self.fontMetrics().horizontalAdvance
+        fitting = [text for text in self._texts if wide(text) <= room]
+        self.setText(fitting[0] if fitting else self._texts[-1])
+
+    def showEvent(self, event) -> None:
+        super().showEvent(event)
+        self._fit()
+
+    def resizeEvent(self, event) -> None:
+        super().resizeEvent(event)
+        self._fit()
 
 
 def tick_text(value: float) -> str:

@@ -63,7 +63,7 @@ class RunsPage(QWidget):
         self.errors = ErrorPlace(lambda: bridge.snapshot)
         column.addWidget(self.errors)
         self.model = TextTable(COLUMNS, self, words=len(COLUMNS))
-        self.list = table_view(self.model, "Stored runs", (18, 8, 11, 26, 14), stretch=3)
+        self.list = table_view(self.model, "Stored runs", (18, 11, 11, 26, 17), stretch=3)
         self.list.setMinimumHeight(5 * self.list.verticalHeader().defaultSectionSize())
         self.list.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         self.list.selectionModel().selectionChanged.connect(self._on_selection)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QScrollArea
+from PySide6.QtWidgets import QScrollArea, QStyle, QStyleOptionComboBox
 
 from app.compare import text
 from app.compare.plot import difference_pct, tick_text
@@ -219,6 +219,14 @@ def test_nothing_is_cut_off_in_the_smallest_window(comparing, qtbot) -> None:
     qtbot.wait(50)
     scroll = page.findChild(QScrollArea)
     assert scroll.widget().width() <= scroll.viewport().width()
+    workload = page.form.workload
+    option = QStyleOptionComboBox()
+    workload.initStyleOption(option)
+    field = workload.style().subControlRect(
+        QStyle.ComplexControl.CC_ComboBox, option, QStyle.SubControl.SC_ComboBoxEditField, workload
+    )
+    wide = workload.fontMetrics().horizontalAdvance
+    assert all(wide(workload.itemText(n)) <= field.width() for n in range(workload.count()))
 
 
 def test_different_texts_are_called_invalid(comparing) -> None:

@@ -53,6 +53,18 @@ def test_a_plot_with_a_roof_alone_keeps_its_scale(plot) -> None:
     assert _ticks(plot._left) == ["0", "25", "50"]
 
 
+def test_a_reading_without_room_is_said_shorter(plot) -> None:
+    plot.set_data(AGES, np.full(BINS, np.nan), 41.0)
+    plot.show()
+    wide = plot._reading.fontMetrics().horizontalAdvance
+    texts = ["no round in the last 5 min · roof 41.0", "no round · roof 41.0", "roof 41.0"]
+    for text in texts:
+        plot.resize(plot.width() + wide(text) - plot._reading.width(), plot.height())
+        assert plot._reading.text() == text
+    plot.resize(plot.width() + 400, plot.height())
+    assert plot._reading.text() == texts[0]
+
+
 def test_the_first_minute_fills_the_plot(plot) -> None:
     values = np.full(BINS, np.nan)
     values[-4] = 1200.0

@@ -5,13 +5,19 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from PySide6.QtCore import Qt
 
+from app.runs.text import COLUMNS, summary_row
+from engine.api import RunSummary
 from engine.fake_compare import CompareScript
 from engine.fake_script import Script
 
+STORED = RunSummary(
+    "1", "bench", "2026-11-30T23:46:00+00:00", "", "qwen3.8-27b:8", "a processor", "4 cases, 13 s", ""
+)  # fmt: skip
 CTRL = Qt.KeyboardModifier.ControlModifier
 
 
@@ -78,6 +84,18 @@ def test_a_damaged_run_is_listed_as_such_and_can_be_deleted(stored) -> None:
     assert not page.rerun_button.isEnabled()
     page.delete_selected()
     assert page.model.rowCount() == 2
+
+
+def test_no_kind_of_run_is_cut(console) -> None:
+    one = console()
+    one.window.show_runs()
+    page = one.window.runs
+    page.model.set_rows(
+        [summary_row(summary) for summary in (STORED, replace(STORED, damaged="no end"))]
+    )
+    for column, name in enumerate(COLUMNS):
+        if name in ("When", "Kind", "Model"):
+            assert page.list.sizeHintForColumn(column) <= page.list.columnWidth(column), name
 
 
 def test_a_long_label_is_cut_and_the_list_read_once(stored) -> None:
