@@ -30,8 +30,8 @@ from engine.model.byte_model import ByteModel
 from engine.model.config import ModelConfig
 from engine.model.engaged import Engaged
 from engine.model.native_commit import CommitWay, NativeCommits
+from engine.model.native_drafters import NativeDrafters
 from engine.model.native_forward import NativeForward
-from engine.model.native_mtp import NativeMtp
 from engine.model.native_weights import NativeWeights
 from engine.model.pass_times import PassTimes
 from engine.model.projection import Packing
@@ -103,9 +103,8 @@ class NativeBackend:
             mtp=packed.mtp is not None,
             scaled_kv=scaled_kv,
         )
-        self._mtp = NativeMtp(self._arena, capacity, tokens)
+        self._drafters = NativeDrafters(self._arena, capacity, tokens)
         self.block: BlockCheckpoint | None = None
-        self._block: NativeBlock | None = None
         self._forward = NativeForward(config, packed, self._arena, tokens)
         self._ids = self._arena.ids.numpy()
         self._start = self._arena.start.numpy()
@@ -122,22 +121,19 @@ class NativeBackend:
         self._verified: list[int] = []
         self._tree: Sequence[int] | None = None  # parents of the verified rows, None for a chain
         self._pass_rows = 0  # of the latest trunk pass, whose tokens lie in the arena
-        self._mtp.reset(active=speculate)
-        if self._block is not None:
-            self._block.reset(active=speculate)
+        self._drafters.reset(active=speculate)
         for buffers in self._arena.delta.values():
             buffers.state.recurrent.zero_()
             buffers.state.tail.zero_()
 
     def prefill(self, ids: Sequence[int]) -> Verified:
         self._begin(ids)
+        self._drafters.catch_up(self._run)
         for at in range(0, len(ids), MAX_ROWS):
             part = ids[at : at + MAX_ROWS]
             self._pass("prefill", part)
             self._commits.applied()
-            self._mtp.add(self._run, range(len(part)), part)
-            if self._block is not None:
-                self._block.add(self._run, range(len(part)))
+            self._drafters.prefilled(self._run, part)
             self.length += len(part)
         return Verified([int(self._best[0])], self._logits[:1])
 
@@ -154,6 +150,7 @@ class NativeBackend:
     def verify(self, ids: Sequence[int], parents: Sequence[int] | None = None) -> Verified:
         rows, tree = len(ids), tree_parents(ids, parents)
         self._begin(ids)
+        self._drafters.begin(self._run, rows)
         if tree is not None:
             self._parents[:rows] = tree
         self._pass("chain" if tree is None else "tree", ids, in_round=True)
@@ -162,12 +159,11 @@ class NativeBackend:
         return Verified(self._best[:rows].tolist(), self._logits[:rows])
 
     def commit(self, rows: Sequence[int] | int) -> None:
-        path = accepted_path(rows, len(self._verified), self._tree)
-        ids = [self._verified[row] for row in path]
+        verified = self._verified
+        path = accepted_path(rows, len(verified), self._tree)
+        ids = [verified[row] for row in path]
         self._verified = []
-        self._mtp.add(self._run, path, ids, in_round=True)
-        if self._block is not None:
-            self._block.add(self._run, path, in_round=True)
+        self._drafters.committed(self._run, path, ids, verified=len(verified))
 
         def replay() -> None:
             self._pass("replay", ids, in_round=True)
@@ -179,7 +175,7 @@ class NativeBackend:
         return [step.tokens[0] for step in self.draft_steps(anchor, depth, 1)]
 
     def draft_steps(self, anchor: int, depth: int, width: int) -> list[DraftStep]:
-        return self._mtp.draft(self._run, anchor, depth, width)
+        return self._drafters.steps(self._run, anchor, depth, width)
 
     def attach_block(self, block: BlockCheckpoint) -> None:
         why_not = unsupported_block(block.config)
@@ -189,7 +185,7 @@ class NativeBackend:
                 next_step="Set QWEN38_CPU_ISA=reference, or QWEN38_DFLASH2=off.",
             )
         forward = self._forward
-        self._block = NativeBlock(
+        native = NativeBlock(
             block.config,
             block.weights,
             self._packing,
@@ -199,19 +195,19 @@ class NativeBackend:
             tokens=forward.tokens,
             capacity=self.capacity,
         )
+        self._drafters.attach(native)
         self.block = block
         self._graphs.clear()  # passes recorded before keep no streams
 
     def block_room(self) -> int:
-        return 0 if self._block is None else self._block.room()
+        return self._drafters.room(self._run)
 
     def draft_block(self, anchor: int, width: int) -> BlockRows:
-        if self._block is None:
-            raise ValueError("no block drafter is attached")
-        return self._block.draft(self._run, anchor, width)
+        return self._drafters.draft_block(self._run, anchor, width)
 
     def block_bytes(self) -> int:
-        return 0 if self._block is None else self._block.draft_bytes()
+        block = self._drafters.block
+        return 0 if block is None else block.draft_bytes()
 
     def round_bytes(self, rows: int, drafted: int) -> int:
         way = self._commit_way
@@ -302,7 +298,6 @@ class NativeBackend:
         """
         self._commits.flush(self._run, self.length)
         arena = self._arena
-        self._mtp.flush(self._run)
         state: dict[str, Tensor] = {"length": torch.tensor(self.length)}
         for layer, buffers in arena.delta.items():
             state[f"state {layer}"] = state_from_tiles(buffers.state.recurrent)
@@ -310,7 +305,8 @@ class NativeBackend:
         for layer, cache in arena.kv.items():
             state[f"keys {layer}"], state[f"values {layer}"] = cache.read(self.length)
         if arena.mtp_kv is not None:
-            state["mtp keys"], state["mtp values"] = self._mtp.read()
+            entries = self._drafters.mtp_entries(self._run)
+            state["mtp keys"], state["mtp values"] = entries
         return state
 
     def _begin(self, ids: Sequence[int]) -> None:
@@ -362,6 +358,7 @@ class NativeBackend:
         """Issue the operations of a key; with replay off they run as they are issued."""
         tape = PassTape(self.pool, self._switches, eager=not self._replays(key.kind))
         forward, arena, rows = self._forward, self._arena, key.rows
+        block = self._drafters.block
         if key.kind == "flush":
             forward.flush(tape, parity=key.parity)
         elif key.kind == "replay":
@@ -380,10 +377,10 @@ class NativeBackend:
                 next_ids=arena.mtp_next,
                 start=arena.mtp_start[:1],
             )
-        elif key.kind == CONTEXT and self._block is not None:
-            self._block.record_context(tape, rows)
-        elif key.kind == DRAFT and self._block is not None:
-            self._block.record_draft(tape, rows, key.context_class)
+        elif key.kind == CONTEXT and block is not None:
+            block.record_context(tape, rows)
+        elif key.kind == DRAFT and block is not None:
+            block.record_draft(tape, rows, key.context_class)
         else:
             advance = key.kind == "prefill"
             forward.trunk(
@@ -392,10 +389,12 @@ class NativeBackend:
                 parity=key.parity,
                 advance=advance,
                 tree=key.kind == "tree",
-                tap=(lambda stream: None) if self._block is None else self._block.tap,
+                tap=self._drafters.tap,
                 expected_length=key.context_class,
             )
             first = rows - 1 if advance else 0
             forward.head(tape, arena.hidden[first:], rows - first)
+            if key.kind == "chain" and rows == 1:
+                self._drafters.record_plain(tape)
         tape.bundle = self._engaged.bundle(tape.paths)
         return tape

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels.build import NativeLibrary
 from kernels.checks import CheckResult, compare, expect, half_ulp_bf16, poison, same_bits
-from kernels.elementwise import native
+from kernels.elementwise import native, reference
 from kernels.tape import Pool, Tape
 
 _U = 2.0**-24
@@ -91,7 +91,33 @@ def check(library: NativeLibrary, *, seed: int = 0) -> list[CheckResult]:
                     what=f"{name} {width}",
                 )
             )
-    return results + _check_statistics(library, generator)
+    return results + _check_keep_row(library) + _check_statistics(library, generator)
+
+
+def run_keep_row(library: NativeLibrary, x: Tensor, kept: Tensor, slot: int) -> Tensor:
+    """`kept` afterwards; two workers."""
+    kept = kept.clone()
+    with Pool(library, 2) as pool:
+        tape = Tape(pool)
+        native.keep_row(tape, x=x, kept=kept, slot=torch.tensor([slot], dtype=torch.int32))
+        tape.run()
+    return kept
+
+
+def _check_keep_row(library: NativeLibrary) -> list[CheckResult]:
+    """Every bit of a row, NaN payloads included, in its slot and nowhere else."""
+    results = []
+    for width in (1, 17, 5120):
+        x = torch.arange(2 * width).mul_(7919).short().view(torch.bfloat16).view(2, width)
+        kept = poison(torch.empty(5, width, dtype=torch.bfloat16))
+        for slot in (0, 3, 4, 5, -1):
+            got, wanted = run_keep_row(library, x, kept, slot), reference.keep_row(x, kept, slot)
+            what = f"row of width {width} kept in slot {slot} differs"
+            results.append(expect("keep_row", library.isa, same_bits(got, wanted), what))
+        caught = not same_bits(run_keep_row(library, x, kept, 1), reference.keep_row(x, kept, 2))
+        what = f"row of width {width} in a wrong slot not caught"
+        results.append(expect("keep_row", library.isa, caught, what))
+    return results
 
 
 def _check_statistics(library: NativeLibrary, generator: torch.Generator) -> list[CheckResult]:

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Elementwise steps between products, and the statistics that tell where numbers went bad.
+// Elementwise steps between products, a row kept for later, and the statistics that tell where numbers
+// went bad.
 #include "rondo.h"
 #include "vec_math.h"
 
 #include <cstdint>
+#include <cstring>
 #include <limits>
 
 struct rondo_binary_args {
@@ -26,6 +28,14 @@ struct rondo_statistics_args {
   float* out;  // [rows][3]: largest finite magnitude, mean square of the finite, non-finite count
   int64_t x_stride;
   int32_t rows;
+  int32_t width;
+};
+
+struct rondo_keep_row_args {
+  const uint16_t* x;  // `width` bf16
+  uint16_t* kept;     // [slots][width]
+  const int32_t* slot;
+  int32_t slots;
   int32_t width;
 };
 
@@ -67,6 +77,13 @@ RONDO_OP(output_gate) {
 // round(x + y)
 RONDO_OP(add) {
   each_vector(a, worker, workers, [](v16f x, v16f y) { return x + y; });
+}
+
+// Nothing is written to a slot that does not exist.
+RONDO_OP(keep_row) {
+  const int32_t slot = *a->slot;
+  if (worker == 0 && workers > 0 && slot >= 0 && slot < a->slots)
+    memcpy(a->kept + int64_t(slot) * a->width, a->x, size_t(a->width) * sizeof(uint16_t));
 }
 
 RONDO_OP(statistics) {

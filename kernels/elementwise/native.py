@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Native elementwise steps and activation statistics."""
+"""Native elementwise steps, a row kept for later, and activation statistics."""
 
 from __future__ import annotations
 
@@ -35,6 +35,16 @@ class _StatisticsArgs(ctypes.Structure):
     ]
 
 
+class _KeepRowArgs(ctypes.Structure):
+    _fields_ = [
+        ("x", ctypes.c_void_p),
+        ("kept", ctypes.c_void_p),
+        ("slot", ctypes.c_void_p),
+        ("slots", ctypes.c_int32),
+        ("width", ctypes.c_int32),
+    ]
+
+
 def silu_mul(tape: Tape, *, gate: Tensor, up: Tensor, out: Tensor, rows: int) -> None:
     """out = round(round(silu(gate)) * up); all bf16 [>= rows, F] with unit column stride.
 
@@ -60,6 +70,31 @@ def add(tape: Tape, *, x: Tensor, y: Tensor, out: Tensor, rows: int) -> None:
         ValueError: an operand differs from the above.
     """
     _binary(tape, "add", x, y, out, rows)
+
+
+def keep_row(tape: Tape, *, x: Tensor, kept: Tensor, slot: Tensor) -> None:
+    """kept[slot] = x[0], where there is such a slot.
+
+    Args:
+        x: bf16 [>= 1, N], unit column stride.
+        kept: bf16 [slots, N], contiguous.
+        slot: int32 [1], read when the step runs.
+
+    Raises:
+        ValueError: an operand differs from the above.
+    """
+    width = x.shape[1]
+    x_at, _ = require_rows("x", x, torch.bfloat16, 1, width)
+    args = _KeepRowArgs(
+        x_at,
+        require("kept", kept, torch.bfloat16, (None, width)),
+        require("slot", slot, torch.int32, (1,)),
+        kept.shape[0],
+        width,
+    )
+    tape.append(
+        "rows kept", "rondo_keep_row", args, (x, kept, slot), bytes_read=2 * width, serial=True
+    )
 
 
 def statistics(tape: Tape, *, x: Tensor, out: Tensor, rows: int) -> None:

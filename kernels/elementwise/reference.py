@@ -18,6 +18,14 @@ def output_gate(attn: Tensor, gate: Tensor) -> Tensor:
     return attn * torch.sigmoid(gate)
 
 
+def keep_row(x: Tensor, kept: Tensor, slot: int) -> Tensor:
+    """`kept` [slots, N] with x[0] in the place of one row; as it is where there is no such slot."""
+    if 0 <= slot < kept.shape[0]:
+        kept = kept.clone()
+        kept[slot] = x[0]
+    return kept
+
+
 def beta(b: Tensor) -> Tensor:
     """Write strength of the delta rule: sigmoid(b), rounded to b's dtype."""
     return torch.sigmoid(b)

@@ -20,6 +20,7 @@ from engine.knobs import KnobSet
 from engine.load.drafter import BlockCheckpoint
 from engine.model.backend import Backend
 from engine.model.block_reference import ReferenceBlock
+from engine.model.block_waiting import WaitingRows
 from engine.model.dense import in_dtype
 from engine.model.native import NativeBackend
 from engine.model.reference import ReferenceBackend
@@ -54,12 +55,18 @@ def following(kind: BackendKind, loaded: Loaded, drafter: BlockCheckpoint) -> Ba
     return backend
 
 
+def block_of(backend: Backend) -> WaitingRows | ReferenceBlock:
+    """The drafter that the backend took along, knowing every committed row."""
+    if isinstance(backend, NativeBackend):
+        backend.block_room()
+        return backend._drafters.block
+    return backend._block
+
+
 def context(backend: Backend) -> list[Tensor]:
     """Every key and value of the drafter's cache, layer by layer."""
-    if isinstance(backend, ReferenceBackend):
-        both = backend._block.context()
-    else:
-        both = backend._block.context(backend._run)
+    block = block_of(backend)
+    both = block.context(*(() if isinstance(block, ReferenceBlock) else (backend._run,)))
     return [part for pair in both for part in pair]
 
 
@@ -92,8 +99,9 @@ def test_a_draft_agrees_with_its_twin(
     drafter = make_drafter(tmp_path, loaded.config, **changes)
     backend = following(compiled, loaded, drafter)
     twin = twin_of(loaded, drafter)
-    twin.take(backend._block.streams[:PROMPT].clone())
-    for got, pair in zip(backend._block.context(backend._run), twin.context(), strict=True):
+    block = block_of(backend)
+    twin.take(block.streams[:PROMPT].clone())
+    for got, pair in zip(block.context(backend._run), twin.context(), strict=True):
         for mine, wanted in zip(got, pair, strict=True):
             assert (mine.float() - wanted.float()).abs().max() <= 0.03 * wanted.float().abs().max()
     for width in (16, 2, 8):
@@ -124,7 +132,7 @@ def test_streams_are_those_of_the_named_layers(loaded: Loaded, tmp_path: Path) -
         backend.prefill(IDS[:PROMPT])
     readable.reset(speculate=False)
     _, _, wanted = readable._forward(IDS[:PROMPT], 0, readable._recurrent)
-    got = native._block.streams[:PROMPT]
+    got = block_of(native).streams[:PROMPT]
     hidden = config.hidden_size
     for part in range(len(config.taps)):
         columns = slice(part * hidden, (part + 1) * hidden)

@@ -65,7 +65,7 @@ def test_streams_are_those_of_the_named_layers(loaded: Loaded, tmp_path: Path) -
     drafter = make_drafter(tmp_path, loaded.config, taps=(0, 1, loaded.config.layers - 1))
     native = shared.following(shared.NATIVE, loaded, drafter)
     backend = shared.following(KIND, loaded, drafter)
-    wanted, got = (each._block.streams[:PROMPT].float() for each in (native, backend))
+    wanted, got = (shared.block_of(each).streams[:PROMPT].float() for each in (native, backend))
     assert (got - wanted).abs().max() <= 0.05 * wanted.abs().max()
 
 
