@@ -97,7 +97,11 @@ class DecodeLoop:
         """
         backend, drafter = self._backend, self.drafter
         start = time.perf_counter()
-        tree, read_bytes, choice = self._propose(wanted)
+        resting = self._router is not None and self._router.resting
+        if resting:
+            tree, read_bytes, choice = None, 0, self._router.choice
+        else:
+            tree, read_bytes, choice = self._propose(wanted)
         after_draft = time.perf_counter()
         bytes_read = backend.round_bytes(1, 0) + read_bytes
         first = backend.length + 1
@@ -117,7 +121,7 @@ class DecodeLoop:
         after_commit = time.perf_counter()
         draft_s, verify_s = after_draft - start, after_verify - after_draft
         if drafter is not None:
-            if self._router is not None and self._router.resting:
+            if resting:
                 self._router.pass_by(self.anchor, tokens[0], verify_s * 1e3)
             else:
                 done = tree or DraftTree.plain(self.anchor)

