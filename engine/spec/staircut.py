@@ -83,7 +83,7 @@ class StairCut:
         self._learning = True
         self._context = 0
         self._rests = Rests()
-        self._with_head = False  # the round that was settled last
+        self._with_head, self._rows = False, 1  # the round that was settled last
         self._began_s: float | None = None  # when the round that was settled last began
         self._named_ms = 0.0  # its draft and verify
         self._head_ms = 0.0
@@ -119,6 +119,8 @@ class StairCut:
             for head in self._heads:
                 head.ripe(self._doze.rounds)
             self._observe(*self._doze.priced(learn=True))
+        if self._learning:
+            self._rests.begin()
         self._context = len(prompt)
         self._began_s = self._asked_head = None
         self._holding = self._found_some = False
@@ -136,7 +138,7 @@ class StairCut:
     def _start(self) -> None:
         """Let the first rounds do what pays in texts of this kind: draft, or let rounds pass."""
         prices, level = self._prices.curves(self._context), self._prices.level
-        rest_ms = self._rests.with_ms / level
+        rest_ms = self._rests.head_ms / level
         plain_value = self._plain_value = 1.0 / (prices[0][1] + self._plain_rest_ms / level)
         longest = _FOR_GOOD
         for head in self._heads:
@@ -184,21 +186,18 @@ class StairCut:
                 self._lookup.follow(hold.anchor, hold.tokens)
             hold.tokens.clear()
             self._observe(*hold.priced())
-            self._began_s = None  # the round before was not timed
         elif missed:
             self._observe(*self._doze.priced(learn=self._learning))
-            self._began_s = None
-        else:
-            if self._began_s is not None and self._learning:
-                rest_ms = (now_s - self._began_s) * 1e3 - self._named_ms
-                self._rests.learn(rest_ms, with_head=self._with_head)
-            self._began_s = now_s
+        elif self._began_s is not None and self._learning:
+            rest_ms = (now_s - self._began_s) * 1e3 - self._named_ms
+            self._rests.learn(rest_ms, rows=self._rows, with_head=self._with_head)
+        self._began_s = now_s
         self._head_ms = 0.0
         limit = min(limit, self._nodes)
         prices, level = self._prices.curves(self._context), self._prices.level
-        terms = Terms(prices, (self._rests.without_ms + self._own.ms) / level, limit)
+        terms = Terms(prices, (self._rests.looked_ms + self._own.ms) / level, limit)
         plain_value = self._plain_value = 1.0 / (prices[0][1] + self._plain_rest_ms / level)
-        self._yield.plain(prices[0][1] * level + self._plain_rest_ms, self._rests.with_ms)
+        self._yield.plain(prices[0][1] * level + self._plain_rest_ms, self._rests.head_ms)
         if limit < 1:
             return self._take((), plain_value, "no room")
         looked = self._look(anchor, limit)
@@ -212,7 +211,7 @@ class StairCut:
         self._head_ms = head.draft_ms
         self.read_bytes = head.read_bytes
         cost_ms = head.cost_ms(plan.steps, prices[0][1] * level)
-        terms = Terms(prices, (self._rests.with_ms + cost_ms) / level, limit)
+        terms = Terms(prices, (self._rests.head_ms + cost_ms) / level, limit)
         if looked is not None:
             found = (candidate(LOOKUP, *looked, terms, whole=self._whole),)
         if drafted is not None:
@@ -240,7 +239,7 @@ class StairCut:
         if self._lookup:
             self._lookup.settle(done)
         head_ms = self._head_ms if asked else 0.0
-        rows = len(done.tree)
+        rows = self._rows = len(done.tree)
         # A pass behind a decision finds colder caches than those of the rounds that do without.
         kind = CHAIN if done.tree.is_chain else TREE
         if self._learning and self._own.ms < _OWN_SHARE * done.verify_ms:
@@ -315,7 +314,7 @@ class StairCut:
         if not heads:
             return None, _NO_PLAN, "no head"
         level = self._prices.level
-        rest_ms = self._rests.with_ms / level
+        rest_ms = self._rests.head_ms / level
         plan, head = _NO_PLAN, heads[0]
         for each in heads:
             planned = each.planned(prices, rest_ms, level, limit)
@@ -395,4 +394,4 @@ class StairCut:
     @property
     def _plain_rest_ms(self) -> float:
         """What a plain round takes beside its pass."""
-        return self._doze.rest.ms if self._doze.rest.samples else self._rests.without_ms
+        return self._doze.rest.ms if self._doze.rest.samples else self._rests.plain_ms

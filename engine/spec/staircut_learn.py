@@ -28,6 +28,7 @@ _COST_SAMPLES = 5
 _MEAN_SHARE = 0.1
 _MEAN_FARTHEST = 3.0
 _MEAN_WARM = 3
+_FADED = 0.05  # of what rounds that look something up take longer, a text
 
 
 def model_share(samples: int) -> float:
@@ -181,28 +182,38 @@ class Mean:
 
 
 class Rests:
-    """What a round takes beside what is named of it, without a head's draft and with one."""
+    """What a round takes beside what is named of it, by how it drafts.
+
+    A pass over a few rows is priced by one that runs again and again; one that comes now and then, behind a
+    look, finds nothing of its own in the caches, which counts as rest.
+    """
 
     def __init__(self) -> None:
-        self._means = (Mean(), Mean())
+        self._plain, self._looked, self._head = Mean(), Mean(), Mean()
 
     @property
-    def without_ms(self) -> float:
-        """Of rounds without a head's draft; of the others while there were none."""
-        return self._ms(0)
+    def plain_ms(self) -> float:
+        """Of plain rounds; of those with a head's draft while there were none."""
+        return self._plain.ms if self._plain.samples else self._head.ms
 
     @property
-    def with_ms(self) -> float:
-        """Of rounds with one; of the others while there were none."""
-        return self._ms(1)
+    def looked_ms(self) -> float:
+        """Of rounds that verify what was looked up; of plain ones until some told."""
+        return self._looked.ms if self._looked.samples >= _MEAN_WARM else self.plain_ms
 
-    def learn(self, ms: float, *, with_head: bool) -> None:
-        """One more round."""
-        self._means[with_head].learn(max(ms, 0.0))
+    @property
+    def head_ms(self) -> float:
+        """Of rounds with a head's draft; of plain ones while there were none."""
+        return self._head.ms if self._head.samples else self._plain.ms
 
-    def _ms(self, which: int) -> float:
-        own, other = self._means[which], self._means[1 - which]
-        return own.ms if own.samples else other.ms
+    def learn(self, ms: float, *, rows: int, with_head: bool) -> None:
+        """One more round, over so many rows."""
+        kind = self._head if with_head else self._looked if rows > 1 else self._plain
+        kind.learn(max(ms, 0.0))
+
+    def begin(self) -> None:
+        """A new text: what keeps looking from being tried fades."""
+        self._looked.ms += _FADED * (self.plain_ms - self._looked.ms)
 
 
 def middle_of(ms: list[float]) -> float:

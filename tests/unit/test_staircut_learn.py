@@ -9,7 +9,7 @@ import pytest
 
 from engine.spec.staircut_doze import Doze
 from engine.spec.staircut_heads import line_outcome
-from engine.spec.staircut_learn import Calibration, StepCosts, StepRates, outcome
+from engine.spec.staircut_learn import Calibration, Rests, StepCosts, StepRates, outcome
 from engine.spec.tree import DraftTree
 
 
@@ -163,3 +163,19 @@ def test_dozed_rounds_tell_their_pass_and_what_comes_on_top() -> None:
     took(doze, 0.75, 1.0)
     assert doze.priced(learn=True) == (1, 0.75, 1)
     assert doze.rest.ms == pytest.approx(0.25)
+
+
+def test_a_round_rests_by_how_it_drafts() -> None:
+    rests = Rests()
+    for _ in range(3):
+        rests.learn(0.04, rows=1, with_head=False)
+    for ms in (2.0, 0.15):  # the first one recorded its pass
+        rests.learn(ms, rows=4, with_head=False)
+        assert (rests.plain_ms, rests.looked_ms, rests.head_ms) == (0.04, 0.04, 0.04)
+    rests.learn(0.16, rows=4, with_head=False)
+    assert rests.looked_ms == 0.15
+    rests.learn(0.3, rows=4, with_head=True)
+    assert (rests.plain_ms, rests.head_ms) == (0.04, 0.3)
+    for _ in range(20):
+        rests.begin()
+    assert 0.04 < rests.looked_ms < 0.09
