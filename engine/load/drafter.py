@@ -289,4 +289,6 @@ class _Builder:
         stored = self._linear(module)
         if not self._nvfp4 or isinstance(stored, Nvfp4) or stored.shape[1] % GROUP:
             return stored
-        return Nvfp4(*quantise(stored.dequantise().float(), "clip"))
+        values = stored.dequantise().float()
+        refuse_invalid(values, self._linears[module].codes)
+        return Nvfp4(*quantise(values, "clip"))

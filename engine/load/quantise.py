@@ -21,8 +21,10 @@ from engine.api import LoadProgress
 from engine.errors import CheckpointError, UsageError
 from engine.load import formats
 from engine.load.checkpoint import CONFIG_FILE, inspect_checkpoint
+from engine.load.linears import refuse_invalid
 from engine.load.plan import LoadPlan
 from engine.load.reader import TensorReader
+from engine.load.safetensors_index import TensorEntry
 from engine.load.stored import NVFP4_GROUP
 from engine.load.writer import (
     HEAD,
@@ -64,7 +66,8 @@ def quantise_checkpoint(
 
     Raises:
         UsageError: an unknown method, or a target that is a file or a folder that is not empty.
-        CheckpointError: the source cannot be read, is quantised already, or the target cannot be written.
+        CheckpointError: the source cannot be read, is quantised already or holds a value that is no number,
+            or the target cannot be written.
         Cancelled: the cancel was set; what was written of the target is removed.
     """
     if method not in METHODS:
@@ -95,7 +98,8 @@ def quantise_checkpoint(
 def _tensors(
     plan: LoadPlan, reader: TensorReader, method: str, reports: list[ModuleReport]
 ) -> Iterator[tuple[str, Tensor]]:
-    def stored(module: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
+    def stored(module: str, weight: Tensor, entry: TensorEntry) -> Iterator[tuple[str, Tensor]]:
+        refuse_invalid(weight, entry)
         parts, values = _quantised(module, weight, method)
         for suffix, tensor in parts.items():
             yield published_name(f"{module}.{suffix}"), tensor
@@ -107,12 +111,13 @@ def _tensors(
 
     for name, (_, entry) in plan.vectors.items():
         tensor = reader.read(entry)
+        refuse_invalid(tensor, entry)
         yield published_name(name), tensor
         if name == _EMBEDDING and plan.config.tied:
             # A tied head gets codes of its own: gathering wants BF16, the product FP8.
-            yield from stored(HEAD, tensor.float())
+            yield from stored(HEAD, tensor.float(), entry)
     for module, linear in plan.linears.items():
-        yield from stored(module, reader.read(linear.codes).float())
+        yield from stored(module, reader.read(linear.codes).float(), linear.codes)
 
 
 def _quantised(module: str, weight: Tensor, method: str) -> tuple[dict[str, Tensor], Tensor]:

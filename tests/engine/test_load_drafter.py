@@ -226,6 +226,13 @@ def test_tensors_that_do_not_fit_are_refused(
         read_drafter(folder, TARGET)
 
 
+def test_a_projection_to_quantise_has_to_be_numbers(folder: Path) -> None:
+    name = "layers.0.mlp.up_proj.weight"
+    edit_tensors(folder, lambda tensors: tensors[name][0, :3].fill_(float("nan")))
+    with pytest.raises(CheckpointError, match=f"{name} holds 3 of .* NaN"):
+        read_drafter(folder, TARGET, nvfp4=True)
+
+
 def test_damaged_and_missing_files_are_refused(folder: Path) -> None:
     weights = folder / "model.safetensors"
     data = weights.read_bytes()

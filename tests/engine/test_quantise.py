@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import make_checkpoint
+from checkpoints import edit_tensors, make_checkpoint
 
 from engine import Engine
 from engine.errors import Cancelled, CheckpointError, UsageError
@@ -110,6 +110,16 @@ def test_a_target_in_use_and_a_quantised_source_are_refused(source: Path, tmp_pa
     with pytest.raises(CheckpointError, match="quantised already"):
         quantise_checkpoint(tmp_path / "once", tmp_path / "twice")
     assert not (tmp_path / "twice").exists()
+
+
+@pytest.mark.parametrize("part", ["mlp.up_proj.weight", "input_layernorm.weight"])
+def test_a_source_with_a_value_that_is_no_number_is_refused(tmp_path: Path, part: str) -> None:
+    make_checkpoint(tmp_path / "source")
+    name = f"model.language_model.layers.1.{part}"
+    edit_tensors(tmp_path / "source", lambda tensors: tensors[name].view(-1)[3:5].fill_(torch.inf))
+    with pytest.raises(CheckpointError, match=f"{name} holds 2 of .* NaN or infinite"):
+        quantise_checkpoint(tmp_path / "source", tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
 
 
 def test_a_target_that_cannot_be_written_is_named_and_removed(source: Path, tmp_path: Path) -> None:
