@@ -151,6 +151,12 @@ def _vocabulary(data: dict[str, Any]) -> dict[str, int]:
             f"{FILE} holds a tokenizer of the kind {kind!r}; this engine reads byte-level BPE.",
             next_step=_AGAIN,
         )
+    for field in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(field):
+            raise UnsupportedModelError(
+                f"{FILE}: model.{field} is {model[field]!r}; byte-level BPE marks no parts of words.",
+                next_step=_AGAIN,
+            )
     vocabulary = model.get("vocab")
     if not isinstance(vocabulary, dict) or not all(map(_is_id, vocabulary.values())):
         raise CheckpointError(f"{FILE}: model.vocab must map tokens to ids.", next_step=_AGAIN)
@@ -213,6 +219,8 @@ def _text_only(
     """The same tokenizer without its control tokens, neither as added tokens nor in the vocabulary."""
     text_only = {**data, "added_tokens": [], "post_processor": None}
     text_only |= {"truncation": None, "padding": None}
+    # Dropped merges are for training: they would give one text other ids each time.
+    text_only["model"] = model = {**data["model"], "dropout": None}
     in_base = control & vocabulary.keys()
     if not in_base.isdisjoint(byte_of_character()):
         raise UnsupportedModelError(
@@ -221,12 +229,14 @@ def _text_only(
         )
     try:
         if in_base:
-            model = dict(data["model"])
             model["vocab"] = {token: i for token, i in vocabulary.items() if token not in in_base}
             model["merges"] = [m for m in model.get("merges") or [] if _keeps(m, in_base)]
-            text_only["model"] = model
         return tokenizers.Tokenizer.from_str(json.dumps(text_only))
-    except Exception as error:  # the library raises bare Exception; merges may be anything
+    except (
+        BaseException
+    ) as error:  # merges may be anything, and a panic of the library is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise CheckpointError(f"{FILE} cannot be used: {error}.", next_step=_AGAIN) from error
 
 

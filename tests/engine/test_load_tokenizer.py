@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from checkpoints import CONTROL, tokenizer_json
+from checkpoints import CONTROL, SAMPLE, tokenizer_json
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -126,6 +126,16 @@ def damaged(edit: Callable[[dict[str, Any]], None]) -> str:
         (lambda d: d["model"].update(vocab=None), CheckpointError, "model.vocab"),
         (lambda d: d["model"].update(merges=[["no", "such"]]), CheckpointError, "cannot be used"),
         (lambda d: d["model"].update(merges=7), CheckpointError, "cannot be used"),
+        (
+            lambda d: d["model"].update(continuing_subword_prefix="##"),
+            UnsupportedModelError,
+            "continuing_subword_prefix is '##'",
+        ),
+        (
+            lambda d: d["model"].update(end_of_word_suffix="</w>"),
+            UnsupportedModelError,
+            "end_of_word_suffix is '</w>'",
+        ),
         (lambda d: d["added_tokens"].append({"content": "x"}), CheckpointError, "added_tokens"),
         (
             lambda d: d["added_tokens"].append({"content": "", "id": 1}),
@@ -162,3 +172,28 @@ def test_a_control_token_that_merges_would_build_stays_text(ignore_merges: bool)
 def test_a_control_token_that_a_plain_byte_spells_is_refused() -> None:
     with pytest.raises(CheckpointError, match="spelled like a single byte"):
         Tokenizer(damaged(lambda d: d["added_tokens"].append({"content": "A", "id": 500})))
+
+
+@pytest.mark.parametrize("in_base", [True, False])
+def test_settings_of_training_are_left_out(in_base: bool) -> None:
+    data = json.loads(tokenizer_json(in_base))
+    wanted = Tokenizer(json.dumps(data)).encode_text(SAMPLE[0])
+    data["model"]["dropout"] = 0.9
+    data["truncation"] = {
+        "direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0
+    }  # fmt: skip
+    assert Tokenizer(json.dumps(data)).encode_text(SAMPLE[0]) == wanted
+
+
+def test_a_panic_of_the_library_is_a_damaged_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicException(BaseException):
+        """As the library's own, which no module exports."""
+
+    class Panics:
+        @staticmethod
+        def from_str(_: str) -> None:
+            raise PanicException("slice index starts at 2 but ends at 1")
+
+    monkeypatch.setattr("engine.load.tokenizer.tokenizers.Tokenizer", Panics)
+    with pytest.raises(CheckpointError, match="cannot be used: slice index"):
+        Tokenizer(tokenizer_json(True))
