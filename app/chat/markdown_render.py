@@ -177,10 +177,16 @@ class MarkdownWriter:
                 text = f"[{alt}: {image.name()}, not loaded]" * len(text)
                 form.setForeground(self._theme.qcolor("dim"))
             elif found.isAnchor() and found.anchorHref():
-                form.setAnchor(True)
-                form.setAnchorHref(found.anchorHref())
-                form.setForeground(self._theme.qcolor("accent"))
-                form.setFontUnderline(True)
+                address = found.anchorHref()
+                # An address that stands in the text plainly ends before the sentence does.
+                end = len(text.rstrip(".,:;!?")) if address.endswith(text) else len(text)
+                linked = QTextCharFormat(form)
+                linked.setAnchor(True)
+                linked.setAnchorHref(address[: len(address) - len(text) + end])
+                linked.setForeground(self._theme.qcolor("accent"))
+                linked.setFontUnderline(True)
+                cursor.insertText(text[:end], linked)
+                text = text[end:]
             cursor.insertText(text, form)
             walk += 1
 

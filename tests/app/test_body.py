@@ -95,6 +95,24 @@ def test_links_are_reported_and_go_nowhere(body: MessageBody, qtbot) -> None:
     assert body.toHtml() == before
 
 
+def test_an_address_ends_before_the_sentence(body: MessageBody) -> None:
+    body.set_source("See https://a.org/x.html. Or [this.](https://b.org/y.) or www.c.org, now.")
+    body.finish()
+    assert body.toPlainText().strip() == "See https://a.org/x.html. Or this. or www.c.org, now."
+    found = {}
+    walk = body.document().begin().begin()
+    while not walk.atEnd():
+        form = walk.fragment().charFormat()
+        if form.isAnchor():
+            found[walk.fragment().text()] = form.anchorHref()
+        walk += 1
+    assert found == {
+        "https://a.org/x.html": "https://a.org/x.html",
+        "this.": "https://b.org/y.",
+        "www.c.org": "http://www.c.org",
+    }
+
+
 def test_code_is_copied_as_it_was_written(body: MessageBody) -> None:
     body.set_source("```\n  a\n\n\tb" + "x" * 9000 + "\n```\n\n```py\nc\n```\n")
     body.anchorClicked.emit(QUrl("copy-code:0"))
