@@ -190,6 +190,9 @@ class NativeBlock(WaitingRows):
         rows = slice(len(path)) if in_order else list(path)
         self._waiting_rows[at : at + len(path)] = self._stream_rows[rows]
 
+    def _keep_from(self, at: int, count: int) -> None:
+        self._waiting_rows[:count] = self._waiting_rows[at : at + count]
+
     def _start_context(self, position: int) -> None:
         self._numbers["waiting_start"][0] = position
 

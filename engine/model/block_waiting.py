@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from engine.model.block_config import BlockConfig
 from engine.model.block_forward import block_room
+from engine.model.mtp_queue import ROWS_KEPT
 from engine.model.run_pass import RunPass
 
 CONTEXT, DRAFT = "block context", "block"  # kinds of passes
@@ -17,7 +18,8 @@ class WaitingRows(ABC):
     """The counting of committed rows; where a row's streams lie, and how they move, is the backend's.
 
     A trunk pass leaves the streams of its rows. Those of committed rows wait in a second buffer of `most` rows
-    until a draft needs their keys and values, or it is full.
+    until a draft needs their keys and values, or it is full. Where rounds that nothing drafted for filled it,
+    the sequence starts anew with the newest: else they would compute what nobody reads.
     """
 
     def __init__(self, config: BlockConfig, *, capacity: int, most: int) -> None:
@@ -31,6 +33,7 @@ class WaitingRows(ABC):
         """Forget everything; what is committed from position `length` on is kept if `active`."""
         self.active, self.first, self.length = active, length, length
         self._waits = 0  # of the committed rows, those without keys and values
+        self._undrafted = 0  # of those, the ones of rounds
 
     def add(self, run: RunPass, path: Sequence[int], *, in_round: bool = False) -> None:
         """The rows `path` of the last trunk pass were committed, in order."""
@@ -40,7 +43,11 @@ class WaitingRows(ABC):
         if not len(path):
             return
         if self._waits + len(path) > self._most:
-            self._extend(run, in_round=in_round)
+            if 2 * self._undrafted > self._most:
+                self._start_anew()
+            else:
+                self._extend(run, in_round=in_round)
+        self._undrafted += len(path) * in_round
         self._copy(path, self._waits, in_order=path[-1] == len(path) - 1)
         self._waits += len(path)
         self.length += len(path)
@@ -55,16 +62,35 @@ class WaitingRows(ABC):
         return min(self.length - self.first, self.config.window)
 
     def _extend(self, run: RunPass, *, in_round: bool) -> None:
-        """Compute the keys and values of all rows that wait, if there are any."""
+        """Compute the keys and values of all rows that wait, if there are any.
+
+        Over a power of two rows where there is room, so that few passes are recorded: what is written behind
+        the committed positions is written again before it is read.
+        """
         if not self._waits:
             return
-        self._start_context(self.length - self._waits)
-        run(CONTEXT, self._waits, in_round=in_round)
-        self._waits = 0
+        start = self.length - self._waits
+        rows = 1 << (self._waits - 1).bit_length()
+        if rows > self._most or start + rows > self._positions:
+            rows = self._waits
+        self._start_context(start)
+        run(CONTEXT, rows, in_round=in_round)
+        self._waits = self._undrafted = 0
+
+    def _start_anew(self) -> None:
+        """Only the newest rows go on waiting, as if the sequence began with them."""
+        kept = min(ROWS_KEPT, self._most // 4)
+        self._keep_from(self._waits - kept, kept)
+        self._waits = self._undrafted = kept
+        self.first = self.length - kept
 
     @abstractmethod
     def _copy(self, path: Sequence[int], at: int, *, in_order: bool) -> None:
         """Streams of the rows `path` into the waiting rows from `at` on; `in_order`: they are 0, 1, ..."""
+
+    @abstractmethod
+    def _keep_from(self, at: int, count: int) -> None:
+        """Streams of the waiting rows `at`, `at` + 1, ... to the front; the two places do not overlap."""
 
     @abstractmethod
     def _start_context(self, position: int) -> None:

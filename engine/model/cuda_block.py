@@ -187,6 +187,9 @@ class CudaBlock(WaitingRows):
         picked.upload()
         waiting.copy_(self.streams.index_select(0, picked.device[:rows]))
 
+    def _keep_from(self, at: int, count: int) -> None:
+        self._waiting[:count].copy_(self._waiting[at : at + count])
+
     def _start_context(self, position: int) -> None:
         self._inputs.wait()
         self._inputs.host[2 * _NUMBERS] = position

@@ -203,6 +203,11 @@ class LookupDrafter:
         """Whether a look behind the newest token could find something; far cheaper than one."""
         return self._index.repeats() or self._is_stored()
 
+    @property
+    def sure(self) -> bool:
+        """Whether as many of the last tokens stood before as are ever compared, or a store knows them."""
+        return self._index.match()[0] == MAX_ORDER or self._is_stored()
+
     def follow(self, anchor: int, tokens: Sequence[int]) -> None:
         """Index what a round committed that was not looked up for."""
         self._reach(anchor)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 
 from engine.spec.drafter import RoundOutcome, RouteChoice
 from engine.spec.prices import CHAIN, TREE, Curve
-from engine.spec.staircut_candidates import LOOKUP, Candidate, candidate, of_head
+from engine.spec.staircut_candidates import LOOKUP, PLAIN, Candidate, candidate, choose, of_head
 from engine.spec.staircut_cut import Terms
 from engine.spec.staircut_doze import Doze
 from engine.spec.staircut_heads import Head, Plan, StepHead
@@ -32,7 +32,6 @@ from engine.spec.staircut_prices import LivePrices
 from engine.spec.staircut_yield import Yield
 from engine.spec.tree import MAX_NODES, DraftTree
 
-PLAIN = "plain"
 PROBE = "probe"
 ROUTED, WITHOUT_HEAD = "routed rounds", "rounds without a head draft"  # counters
 DOZING = "dozing: nothing paid lately"
@@ -97,6 +96,9 @@ class StairCut:
         self._hold = Hold()
         self._holding = False  # in the present round
         self._yield = Yield()
+        # Of rounds that woke for a short match; it outlasts a text, as each has few of them.
+        self._look_yield = Yield(keep=0.95, clear=1.05)
+        self._woke = False  # for a short match
         self._last_held: StepHead | None = None
         self._asked_head: Head | None = None
         self._steps = 0
@@ -123,7 +125,7 @@ class StairCut:
             self._rests.begin()
         self._context = len(prompt)
         self._began_s = self._asked_head = None
-        self._holding = self._found_some = False
+        self._holding = self._found_some = self._woke = False
         self._hold.begin()
         self._yield.begin()
         self._doze.begin()
@@ -197,7 +199,9 @@ class StairCut:
         prices, level = self._prices.curves(self._context), self._prices.level
         terms = Terms(prices, (self._rests.looked_ms + self._own.ms) / level, limit)
         plain_value = self._plain_value = 1.0 / (prices[0][1] + self._plain_rest_ms / level)
-        self._yield.plain(prices[0][1] * level + self._plain_rest_ms, self._rests.head_ms)
+        plain_ms = prices[0][1] * level + self._plain_rest_ms
+        self._yield.plain(plain_ms, self._rests.head_ms)
+        self._look_yield.plain(plain_ms, self._rests.looked_ms)
         if limit < 1:
             return self._take((), plain_value, "no room")
         looked = self._look(anchor, limit)
@@ -246,8 +250,13 @@ class StairCut:
             self._prices.observe(kind, rows, self._context, done.verify_ms)
         self._context += len(done.tokens)
         self._with_head = head_ms > 0.0
-        if self._with_head and self._learning:
+        if asked and self.choice.probe and self._learning:
+            taken_ms = (done.draft_ms + done.verify_ms) * self._plain_value / self._prices.level
+            self._asked_head.probed(taken_ms - 1.0)
+        if self._learning and self._with_head:
             self._yield.add(len(done.tokens), head_ms + done.verify_ms)
+        elif self._learning and self._woke:
+            self._look_yield.add(len(done.tokens), done.draft_ms + done.verify_ms)
         self._go_on(done)
         own_ms = max(0.0, done.draft_ms - head_ms + (self._clock() - begun_s) * 1e3)
         verify_ms = done.verify_ms
@@ -267,7 +276,9 @@ class StairCut:
             self._context += len(tokens)
             if lookup:
                 lookup.follow(doze.anchor, tokens)
-                if lookup.stirs:
+                self._look_yield.pause(len(tokens) if self._learning else 0)
+                if self._stirs:
+                    self._woke = not lookup.sure
                     doze.wake()
             self.resting = doze.on
 
@@ -285,7 +296,7 @@ class StairCut:
                 round_ms = choice.expected_tokens / choice.tokens_per_ms
                 self._hold.start(head, self._steps, choice, self._own.ms / round_ms)
             return
-        if len(done.tokens) == 1 and not (self._lookup and self._lookup.stirs):
+        if len(done.tokens) == 1 and not self._stirs:
             probed = self._heads if self._learning else ()
             self._rest(min((head.rounds_left for head in probed), default=_FOR_GOOD))
 
@@ -296,6 +307,14 @@ class StairCut:
             value = 1.0 / (plain_ms + self._plain_rest_ms)
             self._dozing = RouteChoice(PLAIN, 0, 1.0, value, (), self._prices.source, DOZING)
             self.choice, self.resting = self._dozing, True
+
+    @property
+    def _stirs(self) -> bool:
+        """Whether something worth a look stood before: anything, or what is sure where looks lost."""
+        lookup = self._lookup
+        if lookup is None or not lookup.stirs:
+            return False
+        return not self._look_yield.loses or lookup.sure
 
     def _look(self, anchor: int, limit: int) -> tuple[DraftTree, Sequence[float]] | None:
         """The lookup's tree and its chances."""
@@ -359,32 +378,16 @@ class StairCut:
         self, found: tuple[Candidate, ...], plain_value: float, skipped: str
     ) -> DraftTree | None:
         """Choose among the candidates and keep the choice for whoever looks."""
-        per_ms = 1.0 / self._prices.level
-        best: Candidate | None = None
-        for each in found:
-            if each.cut.nodes and (best is None or each.cut.value > best.cut.value):
-                best = each
-        others = [(name, cut.nodes, cut.value * per_ms) for cut, name, _ in found]
-        if best is None:
-            (value, nodes, expected), name, tree, left_out = (plain_value, 0, 1.0), PLAIN, None, 0
-        else:
-            (value, nodes, expected, order), name, tree = best
-            left_out = len(tree) - 1 - nodes
-            others[found.index(best)] = (PLAIN, 0, plain_value * per_ms)
         probe = skipped == PROBE
-        self.choice = RouteChoice(
-            name,
-            nodes,
-            expected,
-            value * per_ms,
-            tuple(others),
-            self._prices.source,
-            "" if probe else skipped,
-            probe,
-            left_out,
-            value / self._plain_value,
+        self.choice, tree = choose(
+            found,
+            plain_value,
+            per_ms=1.0 / self._prices.level,
+            source=self._prices.source,
+            skipped="" if probe else skipped,
+            probe=probe,
         )
-        return tree.subset(order[:nodes]) if left_out else tree
+        return tree
 
     def _observe(self, rows: int, verify_ms: float, times: int = 1) -> None:
         """Learn from the passes that nothing was decided for; one stands for all."""

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""The trees that a round may verify, each at its best size."""
+"""The trees that a round may verify, each at its best size, and the choice among them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from engine.spec.drafter import RouteChoice
 from engine.spec.staircut_cut import Cut, Terms, best_cut, chances_of, likeliest_line
 from engine.spec.staircut_heads import Head
 from engine.spec.staircut_merge import best_value, joint_chances, shared_line
 from engine.spec.tree import DraftTree
 from engine.spec.tree_builder import merge
 
+PLAIN = "plain"
 LOOKUP = "lookup"
 _MERGE_GAIN = 1.02  # what a merged tree must promise before it is built
 
@@ -71,3 +73,43 @@ def of_head(
     merged = merge(drafted, other)
     name = f"{head.name}+{LOOKUP}"
     return (*made, candidate(name, merged, chances_of(merged, factors), terms, whole=False))
+
+
+def choose(
+    found: tuple[Candidate, ...],
+    plain_value: float,
+    *,
+    per_ms: float,
+    source: str,
+    skipped: str = "",
+    probe: bool = False,
+) -> tuple[RouteChoice, DraftTree | None]:
+    """The candidate that promises most at its size, and what is left of its tree; None for a plain round.
+
+    plain_value: what a plain round promises, as candidates do. per_ms: what makes tokens a millisecond of such
+    values. source: of the prices. skipped, probe: as in RouteChoice.
+    """
+    best: Candidate | None = None
+    for each in found:
+        if each.cut.nodes and (best is None or each.cut.value > best.cut.value):
+            best = each
+    others = [(name, cut.nodes, cut.value * per_ms) for cut, name, _ in found]
+    if best is None:
+        (value, nodes, expected), name, tree, left_out = (plain_value, 0, 1.0), PLAIN, None, 0
+    else:
+        (value, nodes, expected, order), name, tree = best
+        left_out = len(tree) - 1 - nodes
+        others[found.index(best)] = (PLAIN, 0, plain_value * per_ms)
+    choice = RouteChoice(
+        name,
+        nodes,
+        expected,
+        value * per_ms,
+        tuple(others),
+        source,
+        skipped,
+        probe,
+        left_out,
+        value / plain_value,
+    )
+    return choice, tree.subset(order[:nodes]) if left_out else tree

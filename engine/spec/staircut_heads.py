@@ -51,6 +51,7 @@ class Head:
         self.drafted: DraftTree | None = None  # of this round
         self.chances: Sequence[float] = (1.0,)  # of its nodes
         self._waited = self._needed = 0  # rounds since it was asked, and until the next probe
+        self._owed = 0  # rounds that must share what the latest probe really took
         self._failed = 0
         self._drafts = 0
         self._in_a_row = 0
@@ -169,7 +170,7 @@ class Head:
         least = max(_PROBE_ROUNDS, math.ceil(extra_share / _PROBE_SHARE))
         if self._usual and not self._dear and not rival:
             least = min(least, self.soonest())
-        self._needed = least << min(self._failed, _PROBE_DOUBLINGS)
+        self._needed = max(least << min(self._failed, _PROBE_DOUBLINGS), self._owed)
         return self.rounds_left
 
     def due(self, extra_share: float, *, rival: bool = False, worth: bool = False) -> bool:
@@ -187,6 +188,10 @@ class Head:
         self._failed += rival
         self._probing = not rival
         return True
+
+    def probed(self, extra_share: float) -> None:
+        """The latest probe took so much more than a plain round: recordings it needed, rows that waited."""
+        self._owed = math.ceil(extra_share / _PROBE_SHARE)
 
     def settle(self, done: RoundOutcome) -> None:
         """Learn from what the round committed."""

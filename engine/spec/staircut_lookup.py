@@ -55,6 +55,11 @@ class LookupArm:
         """Whether a look could find something in the text."""
         return self._drafter.stirs
 
+    @property
+    def sure(self) -> bool:
+        """Whether as many of the last tokens stood before as are ever compared."""
+        return self._drafter.sure
+
     def follow(self, anchor: int, tokens: Sequence[int]) -> None:
         """Take in what rounds wrote that were not looked up for."""
         self._drafter.follow(anchor, tokens)

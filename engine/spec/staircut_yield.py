@@ -3,21 +3,26 @@
 
 from __future__ import annotations
 
-_KEEP = 0.85  # of what was known, for every new round
+_KEEP = 0.85
 _LEAST_ROUNDS = 4  # with a draft, before anything is concluded
-_CLEAR = 0.97  # of what plain rounds would have brought: less is a loss
+_CLEAR = 0.97
 _PAUSE = 10  # rounds without a draft, after which one more try is granted; twice as many after each
+_LONGEST_PAUSE = 1280
 
 
 class Yield:
-    """Tokens and milliseconds of the latest rounds with a draft, of one text."""
+    """Tokens and milliseconds of the latest rounds with a draft.
 
-    def __init__(self) -> None:
+    keep: of what was known, for every new round. clear: of what plain rounds bring; less is a loss.
+    """
+
+    def __init__(self, *, keep: float = _KEEP, clear: float = _CLEAR) -> None:
+        self._keep, self._clear_share = keep, clear
         self._plain_ms = self._rest_ms = 0.0
         self.begin()
 
     def begin(self) -> None:
-        """A new text."""
+        """Nothing is known, as in a new text."""
         self._pause = _PAUSE
         self._clear()
 
@@ -33,15 +38,18 @@ class Yield:
     def add(self, tokens: int, ms: float) -> None:
         """A round with a draft: what it wrote, and what its draft and pass took."""
         self._rounds += 1
-        self._tokens = self._tokens * _KEEP + tokens
-        self._ms = self._ms * _KEEP + ms + self._rest_ms
-        lost = self._tokens * self._plain_ms < _CLEAR * self._ms
-        self.loses = lost and self._rounds >= _LEAST_ROUNDS
+        self._tokens = self._tokens * self._keep + tokens
+        self._ms = self._ms * self._keep + ms + self._rest_ms
+        lost = self._tokens * self._plain_ms < self._clear_share * self._ms
+        if self._rounds >= _LEAST_ROUNDS:
+            self.loses = lost
+            if not lost:
+                self._pause = _PAUSE
 
     def pause(self, rounds: int) -> None:
         """So many rounds went by without a draft."""
         if self.loses:
             self._paused += rounds
             if self._paused >= self._pause:
-                self._pause *= 2
+                self._pause = min(2 * self._pause, _LONGEST_PAUSE)
                 self._clear()
