@@ -28,11 +28,15 @@ class Sampling:
 
     def summary(self) -> str:
         """One line for the composer, e.g. "greedy · up to 512 tok · no speculation"."""
+        return self.summaries()[0]
+
+    def summaries(self) -> tuple[str, ...]:
+        """The same, and shorter, for where it has no room."""
         draw = "greedy" if self.temperature == 0 else f"T {self.temperature:.2f}"
-        parts = [draw, f"up to {grouped(self.max_tokens)} tok"]
-        if not self.speculate:
-            parts.append("no speculation")
-        return " · ".join(parts)
+        most = f"{grouped(self.max_tokens)} tok"
+        plain = () if self.speculate else ("no speculation",)
+        long, short = (draw, f"up to {most}", *plain), (draw, most, *plain)
+        return " · ".join(long), " · ".join(short), *(plain or (draw,))
 
 
 class Settings:

@@ -11,6 +11,7 @@ from PySide6.QtWidgets import (
     QFrame,
     QLabel,
     QPushButton,
+    QSizePolicy,
     QSpinBox,
     QToolButton,
     QVBoxLayout,
@@ -31,9 +32,10 @@ class SamplingButton(QToolButton):
         super().__init__(parent)
         self._theme = theme
         self.value = sampling
+        self._texts = [""]
         self.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
         self.setIconSize(QSize(14, 14))
-        self.setToolTip("Sampling")
+        self.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
         self.setAccessibleName("Sampling")
         self.popover = SamplingPopover(sampling, self)
         self.popover.changed.connect(self._take)
@@ -58,8 +60,36 @@ class SamplingButton(QToolButton):
         self._say()
         self.changed.emit(sampling)
 
+    def sizeHint(self) -> QSize:
+        return self._size_for(0)
+
+    def minimumSizeHint(self) -> QSize:
+        return self._size_for(-1)
+
+    def _size_for(self, at: int) -> QSize:
+        """The size with one of the texts, longest first, whichever is shown."""
+        wide = self.fontMetrics().horizontalAdvance
+        hint = super().sizeHint()
+        return hint + QSize(wide(self._texts[at]) - wide(self.text()), 0)
+
+    def resizeEvent(self, event) -> None:
+        super().resizeEvent(event)
+        self._fit()
+
     def _say(self) -> None:
-        self.setText(f" {self.value.summary()}")
+        self._texts = [f" {text}" for text in self.value.summaries()]
+        self.setToolTip(f"Sampling: {self.value.summary()}")
+        self.updateGeometry()
+        self._fit()
+
+    def _fit(self) -> None:
+        room = self.width() if self.isVisible() else self.sizeHint().width()
+        fitting = [n for n in range(len(self._texts)) if self._size_for(n).width() <= room]
+        self.setText(self._texts[fitting[0] if fitting else -1])
+
+    def showEvent(self, event) -> None:
+        super().showEvent(event)
+        self._fit()
 
 
 class SamplingPopover(QFrame):

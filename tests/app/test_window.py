@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from console_scripts import FAST, LONG
@@ -11,7 +12,7 @@ from PySide6.QtGui import QGuiApplication
 
 from app.errors import ErrorCard
 from engine.api import ErrorReport
-from engine.fake_script import Script
+from engine.fake_script import SCRIPTS, Script
 
 
 @pytest.mark.parametrize("script", ["slow-prefill", LONG, "stall"])
@@ -104,11 +105,29 @@ def test_nothing_is_cut_off_in_the_smallest_window(console, qtbot) -> None:
     qtbot.wait(100)
     assert one.window.size() == one.window.minimumSize()
     button = one.chat.composer.sampling
+    assert button.text() == " greedy · up to 512 tok"
     assert button.width() >= button.sizeHint().width()
     live = one.window.live
     for widget in (*live._figures, live.split, live.context):
         assert widget.height() >= widget.minimumSizeHint().height()
         assert widget.width() >= widget.minimumSizeHint().width()
+
+
+def test_the_sampling_is_said_shorter_where_it_has_no_room(console, qtbot) -> None:
+    one = console(replace(SCRIPTS["thinking"], round_ms=3.0))
+    button = one.chat.composer.sampling
+    assert button.text() == " greedy · up to 512 tok"
+    one.window.resize(one.window.minimumSize())
+    qtbot.wait(50)
+    assert button.text() == " greedy · 512 tok"
+    assert "up to 512 tok" in button.toolTip()
+    button._take(replace(button.value, speculate=False))
+    qtbot.wait(50)
+    assert button.text() == " no speculation"
+    assert button.width() >= button.minimumSizeHint().width()
+    one.window.resize(1320, 860)
+    qtbot.wait(50)
+    assert button.text() == " greedy · up to 512 tok · no speculation"
 
 
 def test_fields_of_the_sampling_show_their_values(console, qtbot) -> None:
