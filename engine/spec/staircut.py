@@ -29,7 +29,7 @@ from engine.spec.staircut_hold import Hold
 from engine.spec.staircut_learn import Mean, Rests
 from engine.spec.staircut_lookup import LookupArm
 from engine.spec.staircut_prices import LivePrices
-from engine.spec.staircut_yield import Yield
+from engine.spec.staircut_yield import WakeYields, Yield
 from engine.spec.tree import MAX_NODES, DraftTree
 
 PROBE = "probe"
@@ -96,9 +96,7 @@ class StairCut:
         self._hold = Hold()
         self._holding = False  # in the present round
         self._yield = Yield()
-        # Of rounds that woke for a short match; it outlasts a text, as each has few of them.
-        self._look_yield = Yield(keep=0.95, clear=1.05)
-        self._woke = False  # for a short match
+        self._wakes = WakeYields()
         self._last_held: StepHead | None = None
         self._asked_head: Head | None = None
         self._steps = 0
@@ -125,9 +123,10 @@ class StairCut:
             self._rests.begin()
         self._context = len(prompt)
         self._began_s = self._asked_head = None
-        self._holding = self._found_some = self._woke = False
+        self._holding = self._found_some = False
         self._hold.begin()
         self._yield.begin()
+        self._wakes.begin()
         self._doze.begin()
         if self._lookup:
             self._lookup.begin(prompt)
@@ -201,7 +200,7 @@ class StairCut:
         plain_value = self._plain_value = 1.0 / (prices[0][1] + self._plain_rest_ms / level)
         plain_ms = prices[0][1] * level + self._plain_rest_ms
         self._yield.plain(plain_ms, self._rests.head_ms)
-        self._look_yield.plain(plain_ms, self._rests.looked_ms)
+        self._wakes.plain(plain_ms, self._rests.looked_ms)
         if limit < 1:
             return self._take((), plain_value, "no room")
         looked = self._look(anchor, limit)
@@ -255,8 +254,8 @@ class StairCut:
             self._asked_head.probed(taken_ms - 1.0)
         if self._learning and self._with_head:
             self._yield.add(len(done.tokens), head_ms + done.verify_ms)
-        elif self._learning and self._woke:
-            self._look_yield.add(len(done.tokens), done.draft_ms + done.verify_ms)
+        elif self._learning:
+            self._wakes.add(len(done.tokens), done.draft_ms + done.verify_ms)
         self._go_on(done)
         own_ms = max(0.0, done.draft_ms - head_ms + (self._clock() - begun_s) * 1e3)
         verify_ms = done.verify_ms
@@ -276,9 +275,9 @@ class StairCut:
             self._context += len(tokens)
             if lookup:
                 lookup.follow(doze.anchor, tokens)
-                self._look_yield.pause(len(tokens) if self._learning else 0)
+                if self._learning:
+                    self._wakes.pause(len(tokens))
                 if self._stirs:
-                    self._woke = not lookup.sure
                     doze.wake()
             self.resting = doze.on
 
@@ -310,11 +309,9 @@ class StairCut:
 
     @property
     def _stirs(self) -> bool:
-        """Whether something worth a look stood before: anything, or what is sure where looks lost."""
+        """Whether so much stood before that a look may bring something."""
         lookup = self._lookup
-        if lookup is None or not lookup.stirs:
-            return False
-        return not self._look_yield.loses or lookup.sure
+        return lookup is not None and lookup.stirs and self._wakes.worth(sure=lookup.sure)
 
     def _look(self, anchor: int, limit: int) -> tuple[DraftTree, Sequence[float]] | None:
         """The lookup's tree and its chances."""

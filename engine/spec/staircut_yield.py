@@ -8,6 +8,7 @@ _LEAST_ROUNDS = 4  # with a draft, before anything is concluded
 _CLEAR = 0.97
 _PAUSE = 10  # rounds without a draft, after which one more try is granted; twice as many after each
 _LONGEST_PAUSE = 1280
+_KEEP_WAKES, _CLEAR_WAKES = 0.95, 1.03  # of rounds that woke for a match
 
 
 class Yield:
@@ -53,3 +54,41 @@ class Yield:
             if self._paused >= self._pause:
                 self._pause = min(2 * self._pause, _LONGEST_PAUSE)
                 self._clear()
+
+
+class WakeYields:
+    """What rounds brought that ended a doze for a match, apart for matches that are sure.
+
+    Three tokens stand twice by chance, a long match may be a copy. What is known outlasts a text.
+    """
+
+    def __init__(self) -> None:
+        self._yields = [Yield(keep=_KEEP_WAKES, clear=_CLEAR_WAKES) for _ in range(2)]
+        self._present: Yield | None = None
+
+    def begin(self) -> None:
+        """A new text: nothing woke so far."""
+        self._present = None
+
+    def plain(self, round_ms: float, rest_ms: float) -> None:
+        """See `Yield.plain`."""
+        for each in self._yields:
+            each.plain(round_ms, rest_ms)
+
+    def worth(self, *, sure: bool) -> bool:
+        """Whether to wake for a match; what the coming rounds bring then counts for its kind."""
+        found = self._yields[sure]
+        if found.loses:
+            return False
+        self._present = found
+        return True
+
+    def add(self, tokens: int, ms: float) -> None:
+        """A round that was decided without a head: what it wrote, and what its draft and pass took."""
+        if self._present is not None:
+            self._present.add(tokens, ms)
+
+    def pause(self, rounds: int) -> None:
+        """So many rounds were dozed through."""
+        for each in self._yields:
+            each.pause(rounds)

@@ -70,3 +70,19 @@ def test_what_a_store_knows_stirs_too() -> None:
     bare.begin(gram[:-2])
     bare.follow(7, (8,))
     assert not bare.stirs
+
+
+def test_a_match_is_sure_when_all_that_is_compared_stood_before() -> None:
+    drafter = LookupDrafter()
+    drafter.begin((*range(10, 20), 5, *range(10, 16)))
+    drafter.follow(16, ())
+    assert drafter.stirs
+    assert not drafter.sure  # 10 to 16 are seven tokens
+    drafter.follow(16, (17,))
+    assert drafter.sure
+    drafter.follow(17, (3,))
+    assert not drafter.sure
+    gram = tuple(range(30, 38))
+    stored = LookupDrafter(stores={"the corpus": Store(gram, (50, 51))})
+    stored.begin(gram)
+    assert stored.sure

@@ -15,7 +15,7 @@ from engine.spec.staircut_heads import BlockHead, StepHead
 from engine.spec.staircut_hold import Hold
 from engine.spec.staircut_learn import StepRates, middle_of
 from engine.spec.staircut_prices import LivePrices
-from engine.spec.staircut_yield import Yield
+from engine.spec.staircut_yield import WakeYields, Yield
 from engine.spec.tree import DraftTree
 
 CHOICE = RouteChoice("steps", 2, 2.4, 1.5, (), "invented")
@@ -100,6 +100,51 @@ def test_drafts_that_bring_less_than_plain_rounds_are_found_out_in_four_rounds()
     for tokens in (1, 2, 1, 2, 1, 2):  # 1.5 for the time of 1.47: no loss that is clear
         found.add(tokens, 1.45)
     assert not found.loses
+
+
+def test_a_try_that_brings_something_makes_the_next_one_soon_again() -> None:
+    found = Yield()
+    found.plain(1.0, 0.0)
+    for pause in (10, 20, 40):
+        for _ in range(4):
+            found.add(1, 2.0)
+        found.pause(pause - 1)
+        assert found.loses
+        found.pause(1)
+        assert not found.loses
+    for _ in range(4):
+        found.add(4, 2.0)  # twice what plain rounds write
+    for _ in range(20):
+        found.add(1, 2.0)
+    assert found.loses
+    found.pause(10)
+    assert not found.loses
+    for _ in range(20):  # however long it loses, it is tried again
+        for _ in range(4):
+            found.add(1, 2.0)
+        found.pause(1280)
+        assert not found.loses
+
+
+def test_short_matches_that_lose_leave_the_sure_ones_alone() -> None:
+    wakes = WakeYields()
+    wakes.plain(1.0, 0.1)
+    wakes.add(1, 9.0)  # a round that woke for nothing that was looked up
+    for _ in range(4):
+        assert wakes.worth(sure=False)
+        wakes.add(1, 1.4)
+    assert not wakes.worth(sure=False)
+    for _ in range(8):
+        assert wakes.worth(sure=True)
+        wakes.add(3, 2.0)
+    wakes.begin()
+    assert not wakes.worth(sure=False)  # the next text knows
+    wakes.pause(10)
+    assert wakes.worth(sure=False)
+    assert wakes.worth(sure=True)
+    for _ in range(40):
+        wakes.add(2, 1.9)  # as fast as plain rounds: not enough for a wake
+    assert not wakes.worth(sure=True)
 
 
 def test_a_text_starts_from_what_is_usual_for_its_kind() -> None:
