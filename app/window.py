@@ -61,7 +61,7 @@ class Window(QMainWindow):
         self.runs = RunsPage(bridge, theme)
         self.model_page = ModelPage(bridge, settings)
         self.live = LivePanel(bridge, theme)
-        self.chat.setFocusProxy(self.chat.composer.field)
+        self.chat.entry = self.chat.composer.field
         self._pages = QStackedWidget()
         self._pages.setMinimumWidth(495)
         # "live" is the panel on the right, grown over the whole width.
@@ -155,7 +155,8 @@ class Window(QMainWindow):
         # The keyboard follows the eye, unless it walks along the rail or is on the page already.
         shown = self._page_widgets.get(page, self.live)
         if held not in self.rail_buttons.values() and not (held and shown.isAncestorOf(held)):
-            shown.setFocus()
+            # Not by a focus proxy: Tab would pass over all that stands before it on the page.
+            getattr(shown, "entry", shown).setFocus()
 
     @Slot()
     def show_chat(self) -> None:

@@ -90,7 +90,7 @@ class ComparePage(QWidget):
         bridge.knobs_changed.connect(self._on_knobs)
         bridge.knobs_refused.connect(self._on_refused)
         candidate.changed.connect(self._read_values)
-        self.setFocusProxy(self.form.workload)
+        self.entry = self.form.workload
         self._refresh()
 
     def _make_header(self, theme: Theme) -> QHBoxLayout:

@@ -93,7 +93,7 @@ class KnobsPage(QWidget):
         theme.changed.connect(self.view.viewport().update)
         self._timer = QTimer(self)
         self._timer.timeout.connect(self.refresh)
-        self.setFocusProxy(self.search)
+        self.entry = self.search
         self._say_marks()
 
     def _make_header(self) -> QHBoxLayout:

@@ -216,7 +216,7 @@ class KernelsPage(QWidget):
         self._stack.addWidget(self.reason)
         self._stack.addWidget(self.view)
         column.addWidget(self._stack, 1)
-        self.setFocusProxy(self.view)
+        self.entry = self.view
         self._timer = QTimer(self)
         self._timer.timeout.connect(self.refresh)
         self.refresh()

@@ -87,7 +87,7 @@ class RunsPage(QWidget):
         column.addWidget(self._split, 1)
         bridge.busy_changed.connect(self._refresh_buttons)
         bridge.loaded.connect(self._refresh_buttons)
-        self.setFocusProxy(self.list)
+        self.entry = self.list
         self._refresh_buttons()
 
     def _make_header(self) -> QHBoxLayout:

@@ -5,10 +5,19 @@ from __future__ import annotations
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QAbstractButton, QAbstractSpinBox, QDialog, QLabel
+from PySide6.QtWidgets import (
+    QAbstractButton,
+    QAbstractItemView,
+    QAbstractSpinBox,
+    QComboBox,
+    QDialog,
+    QLabel,
+    QWidget,
+)
 
 from app.actions import ACTIONS
 from app.finder import KeysDialog
+from app.window import PAGES
 from engine.fake_script import Script
 
 FAST = Script(answer="ok", round_ms=3.0)
@@ -126,6 +135,25 @@ def test_tab_leaves_the_message_field(console, qtbot) -> None:
     qtbot.keyClick(field, Qt.Key.Key_Tab)
     assert one.window.focusWidget() is not field
     assert field.toPlainText() == "x"
+
+
+@pytest.mark.parametrize("key", [Qt.Key.Key_Tab, Qt.Key.Key_Backtab])
+def test_tab_reaches_every_control(console, qtbot, key) -> None:
+    one = console(Script(answer="ok", round_ms=3.0, demo=True))
+    kinds = QAbstractButton | QComboBox | QAbstractSpinBox | QAbstractItemView
+    for page in PAGES:
+        getattr(one.window, f"show_{page}")()
+        wanted = {
+            widget
+            for widget in one.window.findChildren(QWidget)
+            if isinstance(widget, kinds) and widget.isVisible() and widget.isEnabled()
+            and widget.focusPolicy() & Qt.FocusPolicy.TabFocus
+        }  # fmt: skip
+        for _ in range(len(wanted) + 20):
+            held = one.window.focusWidget()
+            wanted.discard(held)
+            qtbot.keyClick(held, key)
+        assert not [widget.accessibleName() or str(widget) for widget in wanted], page
 
 
 def test_about(console) -> None:
