@@ -97,28 +97,35 @@ class ForcedReport:
 
 
 class KnownText:
-    """A drafter that knows each token of the text with probability `accept`; drafting takes no time."""
+    """A drafter that knows each token of the text with probability `accept`; drafting takes no time.
+
+    Where the text stands is what `backend` has committed: a router tells nobody of the rounds it lets pass.
+    """
 
     name = "known text"
     read_bytes = 0
 
-    def __init__(self, text: Sequence[int], accept: float, vocabulary: int, seed: int) -> None:
+    def __init__(
+        self, backend: Backend, text: Sequence[int], accept: float, vocabulary: int, seed: int
+    ) -> None:
+        self._backend = backend
         self._text = text
         self._accept = accept
         self._vocabulary = vocabulary
         self._seed = seed
-        self._at = 0  # the anchor's index in the text
+        self._first = 0  # positions before the text
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Back to the first token."""
-        self._at = 0
+        """The text follows this prompt."""
+        self._first = len(prompt)
 
     def propose(self, anchor: int, limit: int) -> DraftTree | None:
         """A chain of `limit` tokens, as far as the text goes."""
         tokens, scores = [anchor], []
-        for depth in range(1, min(limit, len(self._text) - 1 - self._at) + 1):
-            token = self._text[self._at + depth]
-            key = (self._seed * 1_000_003 + self._at + depth) * VERIFY_ROWS + depth
+        at = self._backend.length - self._first  # the anchor's index in the text
+        for depth in range(1, min(limit, len(self._text) - 1 - at) + 1):
+            token = self._text[at + depth]
+            key = (self._seed * 1_000_003 + at + depth) * VERIFY_ROWS + depth
             if random.Random(key).random() >= self._accept:
                 token = (token + 1) % self._vocabulary
             tokens.append(token)
@@ -126,8 +133,7 @@ class KnownText:
         return DraftTree.chain(tokens, scores, self.name) if scores else None
 
     def settle(self, outcome: RoundOutcome) -> None:
-        """Go on behind what was committed."""
-        self._at += len(outcome.tokens)
+        """Nothing to learn."""
 
 
 class Cut:
@@ -184,7 +190,7 @@ def run_forced(
     cases = []
     for accept in request.accept:
         on_progress(f"acceptance {accept:g}")
-        known = KnownText(text, accept, vocabulary, request.seed)
+        known = KnownText(backend, text, accept, vocabulary, request.seed)
         policies: dict[str, Drafter | None] = {PLAIN: None}
         policies |= {f"fixed {nodes}": Cut(known, nodes) for nodes in FIXED_NODES}
         policies[ROUTER] = StairCut(LivePrices(table), heads=(BlockHead(known),))

@@ -51,7 +51,7 @@ class Head:
         self.drafted: DraftTree | None = None  # of this round
         self.chances: Sequence[float] = (1.0,)  # of its nodes
         self._waited = self._needed = 0  # rounds since it was asked, and until the next probe
-        self._owed = 0  # rounds that must share what the latest probe really took
+        self._owed = 0  # rounds that must share what the latest probe really took, where it is dear
         self._failed = 0
         self._drafts = 0
         self._in_a_row = 0
@@ -170,7 +170,8 @@ class Head:
         least = max(_PROBE_ROUNDS, math.ceil(extra_share / _PROBE_SHARE))
         if self._usual and not self._dear and not rival:
             least = min(least, self.soonest())
-        self._needed = max(least << min(self._failed, _PROBE_DOUBLINGS), self._owed)
+        needed = least << min(self._failed, _PROBE_DOUBLINGS)
+        self._needed = max(needed, self._owed) if self._dear else needed
         return self.rounds_left
 
     def due(self, extra_share: float, *, rival: bool = False, worth: bool = False) -> bool:

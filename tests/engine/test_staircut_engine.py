@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -224,7 +225,7 @@ def backend() -> InstantBackend:
 
 def test_policies_write_the_same_text_and_are_summed_by_class(backend: InstantBackend) -> None:
     text = tuple(range(1, 60))
-    known = KnownText(text, 0.7, 64, seed=1)
+    known = KnownText(backend, text, 0.7, 64, seed=1)
     prices = LivePrices(PriceTable(CHEAP_ROWS, "cheap"))
     report = run_policies(
         backend,
@@ -259,20 +260,23 @@ def _router(prices: LivePrices, known: KnownText) -> StairCut:
 
 def test_known_texts_are_right_as_often_as_they_say() -> None:
     text = list(range(2000))
-    known = KnownText(text, 0.65, 5000, seed=3)
+    backend = SimpleNamespace(length=0)
+    known = KnownText(backend, text, 0.65, 5000, seed=3)
+    known.begin((1, 2, 3))
     right = total = 0
     for at in range(1900):
-        known._at = at
+        backend.length = 3 + at
         tree = known.propose(text[at], 1)
         assert tree is not None
         right += tree.tokens[1] == text[at + 1]
         total += 1
     assert right / total == pytest.approx(0.65, abs=0.04)
     known.begin(())
+    backend.length = 0
     tree = known.propose(0, 31)
     assert tree is not None
     assert tree.scores[3] == pytest.approx(0.65**3)
-    again = KnownText(text, 0.65, 5000, seed=3)
+    again = KnownText(backend, text, 0.65, 5000, seed=3)
     assert again.propose(0, 31) == tree
 
 
