@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,24 +35,14 @@ from engine.model.threads import MOST_THREADS
 from engine.paths import profile_path
 from engine.prompt_ids import PromptIds
 from engine.prompt_room import fitted
+from engine.request import checked_sampling
 from engine.spec.decode import DecodeLoop, Round
 from engine.spec.drafter import Drafter
 from engine.spec.drafters import Drafters
 from engine.spec.lookup_memory import Memory, open_memory
-from engine.spec.sampling import Sampling
 
 PREFILL_CHUNK = 256
 DEFAULT_CONTEXT_TOKENS = 32768  # or the model's own, if smaller
-
-
-def sampling_of(request: GenerateRequest) -> Sampling:
-    """How the request samples, with a drawn seed where it names none; UsageError for values out of range."""
-    if request.max_tokens < 1:
-        raise UsageError(
-            f"max_tokens {request.max_tokens} is not accepted.", next_step="Use 1 or more."
-        )
-    seed = secrets.randbits(63) if request.seed is None else request.seed
-    return Sampling(request.temperature, request.top_p, request.top_k, request.min_p, seed)
 
 
 def _cut_context(asked: int | None, held: int) -> tuple[str, ...]:
@@ -255,7 +244,8 @@ class Engine(EngineCompares):
     def prompt_ids(self, request: GenerateRequest) -> tuple[list[int], bool]:
         """The prompt's token ids and whether the answer starts inside a thinking part.
 
-        Raises PromptError when there is no prompt or more than one.
+        Raises PromptError when there is no prompt or more than one, UsageError for a thinking choice that the
+        chat template cannot follow.
         """
         return self._prompts.of(request)
 
@@ -286,7 +276,7 @@ class Engine(EngineCompares):
             raise UsageError(
                 f"A text of {len(follow)} tokens cannot be followed for {request.max_tokens}."
             )
-        sampling = sampling_of(request)
+        sampling = checked_sampling(request)
         ids, thinking = self.prompt_ids(request)
         ids, dropped = fitted(
             ids, self._backend.capacity, truncate=request.truncate, max_tokens=request.max_tokens

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.api import GenerateRequest
-from engine.errors import PromptError
+from engine.errors import PromptError, UsageError
 from engine.load.checkpoint import Checkpoint
 
 
@@ -25,7 +25,8 @@ class PromptIds:
     def of(self, request: GenerateRequest) -> tuple[list[int], bool]:
         """The prompt's token ids and whether the answer starts inside a thinking part.
 
-        Raises PromptError when there is no prompt or more than one.
+        Raises PromptError when there is no prompt or more than one, UsageError for a thinking choice that the
+        chat template cannot follow.
         """
         given = [bool(request.messages), request.prompt is not None, bool(request.token_ids)]
         if sum(given) != 1:
@@ -42,6 +43,12 @@ class PromptIds:
             return ids, False
         if not request.messages[-1].content.strip():
             raise PromptError("The message is empty.", next_step="Type a question first.")
+        if request.thinking is not None and not self._template.has_thinking_switch:
+            raise UsageError(
+                "The chat template of this model has no thinking switch, so thinking cannot be switched "
+                f"{'on' if request.thinking else 'off'}.",
+                next_step="Leave the thinking choice out, or open a model whose chat_template.jinja has one.",
+            )
         rendered = self._template.render(request.messages, thinking=request.thinking)
         return list(rendered.token_ids), rendered.opens_thinking
 

@@ -10,6 +10,7 @@ import threading
 
 from engine.api import GenerateRequest, Generation, LoadProgress, Message, roof_name
 from engine.cli import OK, add_model_options, open_model, print_json
+from engine.errors import UsageError
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -87,10 +88,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     """Open the model, answer, print."""
-    from engine.engine import sampling_of
+    from engine.request import checked_sampling
 
     request = _request(arguments)
-    sampling_of(request)  # a slip of the pen need not wait for the model
+    checked_sampling(request)  # a slip of the pen need not wait for the model
     with open_model(
         arguments,
         cancel,
@@ -137,6 +138,11 @@ def figures(generation: Generation) -> str:
 
 
 def _request(arguments: argparse.Namespace) -> GenerateRequest:
+    if arguments.raw and arguments.system is not None:
+        raise UsageError(
+            "--system needs the chat template, and --raw goes without it.",
+            next_step="Leave one of the two out, or write the system text into the prompt.",
+        )
     prompt = arguments.prompt
     if prompt == "-":
         prompt = sys.stdin.buffer.read().decode("utf-8", "replace")

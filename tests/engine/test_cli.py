@@ -351,16 +351,6 @@ def test_an_output_without_room_is_named(model: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_sampling_value_out_of_range_is_told_before_a_model_is_opened(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    asked = ["generate", "--model", "/no such folder", "--prompt", "hi"]
-    assert main([*asked, "--temperature", "-1"]) == USAGE
-    assert "temperature -1.0 is not accepted" in capsys.readouterr().err
-    assert main([*asked, "--max-tokens", "0"]) == USAGE
-    assert "max_tokens 0 is not accepted" in capsys.readouterr().err
-
-
 def test_more_threads_than_cores_are_told_and_not_measured(
     capsys: pytest.CaptureFixture[str], model: str
 ) -> None:

@@ -176,6 +176,7 @@ def test_an_empty_prompt_is_refused(engine: Engine, text: str) -> None:
         {"top_k": -1},
         {"min_p": 2.0},
         {"max_tokens": 0},
+        {"stop": ("zz", "")},
     ],
 )
 def test_values_outside_their_range_are_refused(engine: Engine, changes: dict) -> None:
