@@ -175,7 +175,7 @@ class Bridge(QObject):
 
     def kernel_table(self) -> KernelTable:
         if self._handle is None:
-            return KernelTable((), 0, 0.0, 0.0, "The engine has not started.")
+            return KernelTable((), 0, 0.0, 0.0, "the engine has not started")
         return self._handle.kernel_table()
 
     def reset_kernel_table(self) -> None:

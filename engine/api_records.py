@@ -165,13 +165,17 @@ class KernelRow:
 
 @dataclass(frozen=True, slots=True)
 class KernelTable:
-    """Per-operation times over `rounds` rounds; `unavailable` says why where there are none."""
+    """Per-operation times over `rounds` rounds; `unavailable` says why where there are none.
+
+    waits: it has no rows yet, and the rounds of the next answer will fill it as the engine stands.
+    """
 
     rows: tuple[KernelRow, ...]
     rounds: int
     round_ms: float  # mean
     unaccounted_ms: float  # round minus the sum of its operations, mean
     unavailable: str = ""
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ class FakeEngine(FakeKnobs, FakeCompares):
 
     def kernel_table(self) -> KernelTable:
         if not self._table_rounds:
-            return KernelTable((), 0, 0.0, 0.0, "no round has run since the table was reset")
+            return KernelTable((), 0, 0.0, 0.0, "no round has run yet", waits=True)
         total = self._table_ms
         rows = tuple(
             KernelRow(name, self._table_rounds, spent, 100 * spent / total, None, None)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from engine.engine import Engine
     from engine.spec.decode import Round
 
-_NO_MODEL = "no model is loaded"
+_NO_MODEL = "no model is loaded; open one first"
 _PROGRESS_EVERY_S = 0.05
 _TEXTS_KEPT = 64  # raw streams of the latest requests
 

@@ -243,8 +243,8 @@ class KernelsPage(QWidget):
             )
         else:
             self.summary.setText("")
-            why = f"Not available: {table.unavailable}\n\n" if table.unavailable else ""
-            self.reason.setText(why + _HINT)
+            why = f"Not available: {table.unavailable}."
+            self.reason.setText(f"{why}\n\n{_HINT}" if table.waits else why)
 
     @Slot()
     def copy_data(self) -> None:

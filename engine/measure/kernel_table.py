@@ -16,7 +16,10 @@ def kernel_table(
     if isinstance(times, str):
         return KernelTable((), rounds, 0.0, 0.0, times)
     if not rounds:
-        return KernelTable((), 0, 0.0, 0.0, "no round has run yet")
+        return KernelTable((), 0, 0.0, 0.0, "no round has run yet", waits=True)
+    if not times:
+        nothing = "no operation of a round was timed since the last reset"
+        return KernelTable((), rounds, 0.0, 0.0, nothing, waits=True)
     rows = [
         KernelRow(
             name=each.name,

@@ -7,7 +7,6 @@ from engine.model.backend import OperationTime
 from engine.model.cuda_graphs import CudaRecording
 
 OFF = "not measured: turn on QWEN38_OP_TIMES, which puts an event behind every operation"
-NONE = "not measured: no operation of a round was seen on the GPU since the last reset"
 
 
 class OperationTimes:
@@ -33,11 +32,11 @@ class OperationTimes:
         self._sums = {}
 
     def by_operation(self, *, timed: bool) -> list[OperationTime] | str:
-        """One row an operation, or why there is none; `timed`: whether operations are timed at present."""
+        """One row an operation, none before the first; where none are timed at present, why."""
         rows = [
             OperationTime(name, int(calls), ms, int(read), int(flops))
             for name, (calls, ms, read, flops) in self._sums.copy().items()
         ]
         if sum(row.calls for row in rows) and sum(row.total_ms for row in rows) > 0.0:
             return rows
-        return NONE if timed else OFF
+        return [] if timed else OFF

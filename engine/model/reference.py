@@ -237,7 +237,7 @@ class ReferenceBackend:
         return "the state of this sequence; every weight is sound"
 
     def operation_times(self) -> str:
-        return "the PyTorch operations are not timed one by one"
+        return "PyTorch operations run, and only the native kernels are timed one by one"
 
     def reset_operation_times(self) -> None:
         """Nothing is timed, so there is nothing to reset."""

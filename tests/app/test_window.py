@@ -11,7 +11,7 @@ from console_scripts import FAST, LONG
 from PySide6.QtGui import QGuiApplication
 
 from app.errors import ErrorCard
-from engine.api import ErrorReport
+from engine.api import ErrorReport, KernelTable
 from engine.fake_script import SCRIPTS, Script
 
 
@@ -46,7 +46,10 @@ def test_the_kernel_table(console, qtmodeltester) -> None:
     one = console(FAST)
     page = one.window.kernels
     one.window.show_kernels()
-    assert page.reason.text().startswith("Not available: no round has run")
+    assert page.reason.text() == (
+        "Not available: no round has run yet.\n\n"
+        "The table fills while an answer is written: one row per operation, its time in a round."
+    )
     one.window.show_chat()
     one.ask("hello")
     one.window.show_kernels()
@@ -59,6 +62,14 @@ def test_the_kernel_table(console, qtmodeltester) -> None:
     assert sum(shares) == pytest.approx(100.0, abs=0.1)
     page.reset_button.click()
     assert page.model.rowCount() == 0
+
+
+def test_a_kernel_table_that_stays_empty_promises_nothing(console, monkeypatch) -> None:
+    one = console(FAST)
+    why = "PyTorch operations run"
+    monkeypatch.setattr(one.engine, "kernel_table", lambda: KernelTable((), 9, 0.0, 0.0, why))
+    one.window.show_kernels()
+    assert one.window.kernels.reason.text() == "Not available: PyTorch operations run."
 
 
 def test_plot_data_can_be_copied(console) -> None:

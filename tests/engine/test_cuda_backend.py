@@ -33,7 +33,7 @@ from engine.model.config import ModelConfig
 from engine.model.cuda import CudaBackend
 from engine.model.cuda_arena import arena_bytes
 from engine.model.cuda_graphs import Body, CudaRecording
-from engine.model.cuda_times import OFF
+from engine.model.cuda_times import OFF, OperationTimes
 from engine.model.cuda_weights import device_bytes, is_expanded, unsupported_shape
 from engine.model.dense import in_dtype
 from engine.model.reference import ReferenceBackend
@@ -247,6 +247,7 @@ def test_logits_are_those_of_the_rows_that_were_asked_for(backend: CudaBackend) 
 def test_without_events_the_times_say_how_to_get_them(backend: CudaBackend) -> None:
     assert backend.operation_times() == OFF
     assert "QWEN38_OP_TIMES" in OFF
+    assert OperationTimes().by_operation(timed=True) == []  # until the first round
 
 
 def test_placing_frees_the_stored_weights() -> None:

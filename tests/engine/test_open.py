@@ -15,6 +15,7 @@ import engine.model.choose as choose
 from engine import Engine
 from engine.api import GenerateRequest, LoadProgress
 from engine.errors import Cancelled, MemoryShortError, UsageError
+from engine.measure.kernel_table import kernel_table
 from kernels.tape import Pool
 
 REFERENCE = {"QWEN38_CPU_ISA": "reference"}
@@ -49,6 +50,26 @@ def test_the_kernel_table_is_a_share_of_the_rounds(model: Path, tokens: int) -> 
     assert 0 < sum(row.share_pct for row in table.rows) <= 100
     assert table.unaccounted_ms >= 0
     assert {row.calls for row in table.rows if row.name == "head"} == {done.rounds}
+
+
+def test_an_empty_kernel_table_says_whether_a_round_will_fill_it(model: Path) -> None:
+    prompt = GenerateRequest(token_ids=(3, 4), max_tokens=2)
+    with Engine.open(model, threads=1) as native:
+        before = native.kernel_table()
+    assert (before.rows, before.unavailable, before.waits) == ((), "no round has run yet", True)
+    with Engine.open(model, threads=1, knobs=REFERENCE) as reference:
+        tables = [reference.kernel_table()]
+        reference.generate(prompt)
+        tables.append(reference.kernel_table())
+    for table in tables:
+        assert (table.rows, table.waits) == ((), False)
+        assert table.unavailable.startswith("PyTorch operations run")
+
+
+def test_rounds_without_a_timed_operation_wait_for_one() -> None:
+    table = kernel_table([], 4, 8.0)
+    assert (table.rows, table.rounds, table.waits) == ((), 4, True)
+    assert table.unavailable == "no operation of a round was timed since the last reset"
 
 
 def test_a_closed_engine_is_freed_without_the_collector(model: Path) -> None:
