@@ -30,7 +30,10 @@ class Loaded(Event):
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed(Event):
-    """The previous model, if any, is still the one that runs (`kept` in the report says so)."""
+    """The previous model, if any, is still the one that runs (`kept` in the report says so).
+
+    A load that the operator cancelled ends so too; its report says `cancelled`.
+    """
 
     path: str
     report: ErrorReport

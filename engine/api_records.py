@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.allocation import memory_short
-from engine.errors import RondoError
+from engine.errors import Cancelled, RondoError
 
 STATES = (
     "empty",
@@ -92,18 +92,26 @@ def roof_name(place: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ErrorReport:
-    """A RondoError (or an unexpected exception) as the console shows it."""
+    """A RondoError (or an unexpected exception) as the console shows it.
+
+    cancelled: the operator asked for it, and nothing is wrong.
+    """
 
     title: str
     cause: str
     kept: str
     next_step: str
     details: str = ""  # traceback, for "copy report"
+    cancelled: bool = False
 
     @staticmethod
     def of(error: BaseException, details: str = "") -> ErrorReport:
         """The report of any exception; an unexpected one keeps its type name in the cause."""
         error = memory_short(error, "this", kept="What was loaded stays loaded.") or error
+        if isinstance(error, Cancelled):
+            return ErrorReport(
+                error.title, error.cause, error.kept, error.next_step, cancelled=True
+            )
         if isinstance(error, RondoError):
             return ErrorReport(error.title, error.cause, error.kept, error.next_step, details)
         return ErrorReport(

@@ -180,8 +180,9 @@ class FakeEngine(FakeKnobs, FakeCompares):
             self._update(model=card, context_limit=CONTEXT_LIMIT, context_tokens=0)
             self._events.put(Loaded(card))
         except _Cancel:
-            kept = f"{before.name} stays loaded." if before else "Nothing was loaded."
-            report = ErrorReport("Cancelled", "The load was cancelled.", kept, "Open it again.")
+            kept = f"{before.name} is still loaded." if before else "No model is loaded."
+            cause, again = "Opening the model was cancelled.", "Open it again to go on."
+            report = ErrorReport("Cancelled", cause, kept, again, cancelled=True)
             self._events.put(LoadFailed(path, report))
         except RondoError as error:
             self._events.put(LoadFailed(path, ErrorReport.of(error)))

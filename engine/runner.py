@@ -282,9 +282,10 @@ class ThreadedEngine(RunnerCompares):
             report = ErrorReport.of(error, traceback.format_exc())
             if self._card:
                 kept = f"{self._card.name} is still loaded. {report.kept}".strip()
-                report = ErrorReport(
-                    report.title, report.cause, kept, report.next_step, report.details
-                )
+                report = replace(report, kept=kept)
+            if report.cancelled:
+                kept = report.kept or "No model is loaded."
+                report = replace(report, kept=kept, next_step="Open it again to go on.")
             self._events.put(LoadFailed(path, report))
         else:
             previous, self._engine = self._engine, opened

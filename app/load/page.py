@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""The model page: what is loaded, the load that runs, recent folders, and why a load failed."""
+"""The model page: what is loaded, the load that runs, recent folders, and why a load failed or ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from PySide6.QtWidgets import (
 
 from app.bridge import Bridge
 from app.errors import ErrorCard
-from app.labels import title_row
+from app.labels import text_label, title_row
 from app.live.now import now
 from app.load.card import CardView
 from app.settings import Settings
@@ -57,6 +57,9 @@ class ModelPage(QWidget):
         column.setSpacing(12)
         column.addLayout(self._make_buttons())
         column.addWidget(self._make_progress())
+        self.notice = text_label()
+        self.notice.hide()
+        column.addWidget(self.notice)
         self.card = CardView()
         column.addWidget(self.card)
         caption = QLabel("Recent folders")
@@ -156,6 +159,7 @@ class ModelPage(QWidget):
     @Slot(str)
     def _on_started(self, path: str) -> None:
         self._drop_error()
+        self.notice.hide()
         self.loading_title.setText(f"Opening {path}")
         self.loading_detail.setText("looking at the folder")
         self.bar.setValue(0)
@@ -196,6 +200,12 @@ class ModelPage(QWidget):
     def _on_failed(self, path: str, report: ErrorReport) -> None:
         self._set_loading(False)
         self._drop_error()
+        if report.cancelled:
+            self.notice.setText(
+                f"◌  Opening {path} was cancelled. {report.kept} {report.next_step}"
+            )
+            self.notice.show()
+            return
         self.error_card = ErrorCard(report, self._bridge.snapshot)
         self.error_card.setToolTip(path)
         self.error_card.dismissed.connect(self._drop_error)

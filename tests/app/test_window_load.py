@@ -38,8 +38,31 @@ def test_load_progress_and_cancel(console) -> None:
     page.cancel_button.click()
     one.wait_idle()
     assert page.loading.isHidden()
-    assert page.error_card.report.title == "Cancelled"
+    assert page.error_card is None
+    assert page.notice.text() == (
+        "◌  Opening models/large was cancelled. No model is loaded. Open it again to go on."
+    )
+    assert page.notice.isVisible()
     assert one.bridge.snapshot.state == "empty"
+    page.open("models/large")
+    assert page.notice.isHidden()
+    one.wait(lambda: one.bridge.snapshot.state == "loading")
+    one.window.stop()
+    one.wait_idle()
+    assert page.notice.isVisible()
+
+
+def test_a_cancelled_load_tells_what_stays_loaded_and_leaves_the_page(console) -> None:
+    one = console(FAST)
+    one.engine.script = replace(FAST, load_s=30.0)
+    one.window.show_chat()
+    one.bridge.load("models/second")
+    one.wait(lambda: one.bridge.snapshot.state == "loading")
+    one.window.stop()
+    one.wait_idle()
+    assert one.window.page == "chat"
+    assert "was cancelled. Scripted engine is still loaded." in one.window.model_page.notice.text()
+    assert one.bridge.model.path == "models/first"
 
 
 def test_a_load_that_takes_the_place_of_another(console) -> None:

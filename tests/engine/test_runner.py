@@ -15,6 +15,7 @@ from checkpoints import make_checkpoint
 from engine.api import (
     CompareFailed,
     CompareRequest,
+    ErrorReport,
     Event,
     Failed,
     Finished,
@@ -140,6 +141,30 @@ def test_a_failed_load_keeps_the_model_that_runs(listener: Listener, tmp_path: P
     assert "still loaded" in failed.report.kept
     listener.handle.generate(ask("the"))
     assert listener.wait(Finished)
+
+
+def test_a_cancelled_load_is_no_error_and_tells_what_is_loaded(
+    handle: ThreadedEngine, model: Path, tmp_path: Path
+) -> None:
+    listener = Listener(handle)
+
+    def cancelled_load() -> ErrorReport:
+        handle.generate(ask("the", 4000))  # what runs keeps the load waiting until the cancel
+        handle.load(str(model))
+        handle.cancel()
+        return listener.wait(LoadFailed).report
+
+    report = cancelled_load()
+    assert (report.cancelled, report.kept) == (True, "No model is loaded.")
+    assert report.next_step
+    assert not report.details
+    handle.load(str(model))
+    listener.wait(Loaded)
+    name = handle.snapshot().model.name
+    report = cancelled_load()
+    assert (report.cancelled, report.kept) == (True, f"{name} is still loaded.")
+    handle.load(str(tmp_path / "nothing here"))
+    assert not listener.wait(LoadFailed).report.cancelled
 
 
 def test_a_request_without_a_model_fails_with_the_next_step(handle: ThreadedEngine) -> None:
