@@ -154,6 +154,8 @@ class LivePanel(QWidget):
     @Slot(object, int)
     def _on_rounds(self, rows: np.ndarray, lost: int) -> None:
         self.series.add(rows, lost)
+        if not self._has_news:
+            self._plots_due_s = 0.0  # a plot may say just now that there was no round
         self._has_news = True
 
     @Slot(object)
@@ -173,7 +175,7 @@ class LivePanel(QWidget):
         if at_s >= due_s:
             self._plots_due_s = at_s + PLOTS_EVERY_S
             self._quiet_plots_due_s = at_s + QUIET_PLOTS_EVERY_S
-            self._has_news = False
+            self._has_news = self.series.is_filling(at_s)
             self._show_plots(at_s)
 
     @Slot(int, object)
@@ -244,9 +246,10 @@ class LivePanel(QWidget):
     def _show_plots(self, at_s: float) -> None:
         ages, tps, gbps = self.series.curves(at_s)
         model = self._bridge.model
-        self.tps_plot.set_data(ages, tps)
+        filling = self.series.is_filling(at_s)
+        self.tps_plot.set_data(ages, tps, filling=filling)
         roof = model.roof_gbps if model else None
-        self.gbps_plot.set_data(ages, gbps, roof, _roof_name(model))
+        self.gbps_plot.set_data(ages, gbps, roof, _roof_name(model), filling=filling)
 
     @Slot()
     def restyle(self) -> None:

@@ -25,7 +25,10 @@ _NOTHING_SHORT = "no round"
 
 
 class CurvePlot(QWidget):
-    """One curve. `set_data` takes ages (seconds before now, negative) and values with NaN for gaps."""
+    """One curve. `set_data` takes ages (seconds before now, negative) and values with NaN for gaps.
+
+    Its `filling` says that there were rounds that the values do not hold yet.
+    """
 
     def __init__(self, theme: Theme, title: str, unit: str, token: str, parent=None) -> None:
         super().__init__(parent)
@@ -34,6 +37,7 @@ class CurvePlot(QWidget):
         self._values = np.zeros(0)
         self._roof: float | None = None
         self._roof_name = "roof"
+        self._filling = False
         self._top = self._span_s = 0.0
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
@@ -81,8 +85,12 @@ class CurvePlot(QWidget):
         values: np.ndarray,
         roof: float | None = None,
         roof_name: str = "roof",
+        *,
+        filling: bool = False,
     ) -> None:
-        same = roof == self._roof and not np.isfinite(np.append(values, self._values)).any()
+        same = (roof, filling) == (self._roof, self._filling)
+        same = same and not np.isfinite(np.append(values, self._values)).any()
+        self._filling = filling
         self._ages, self._values, self._roof, self._roof_name = ages_s, values, roof, roof_name
         if same:
             return  # nothing to see before and after: a repaint costs as much as one with a curve
@@ -162,7 +170,7 @@ class CurvePlot(QWidget):
             )
             texts = [f"{-age_s:.0f} s ago: {found}"]
         else:
-            nothing = () if len(known) else (_NOTHING, _NOTHING_SHORT)
+            nothing = () if len(known) or self._filling else (_NOTHING, _NOTHING_SHORT)
             roof = f"{self._roof_name} {significant(self._roof)}" if self._roof is not None else ""
             texts = [" · ".join(filter(None, (said, roof))) for said in (*nothing, "")]
         if not self._cross.isVisible() or age_s is not None:

@@ -130,6 +130,10 @@ class RoundSeries:
         """Over the rounds of the last WINDOW_S seconds before the newest round."""
         return figures(self._recent)
 
+    def is_filling(self, now_s: float) -> bool:
+        """Whether the newest round ended in the bin that is still filled, which `curves` leaves out."""
+        return self._last_bin is not None and self._last_bin >= int(now_s // BIN_S)
+
     def curves(self, now_s: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(seconds before now, tok/s, GB/s), each of SPAN_S / BIN_S values; NaN where no round ran.
 

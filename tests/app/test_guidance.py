@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,7 @@ from app.live.plots import CurvePlot, tick_text
 from app.live.series import BIN_S, SPAN_S
 from app.load.card import card_rows
 from app.settings import Sampling
-from engine.api import KernelRow, KernelTable
+from engine.api import ROUND_DTYPE, KernelRow, KernelTable
 from engine.fake_script import SCRIPTS, Script
 
 BINS = int(SPAN_S / BIN_S)
@@ -45,6 +46,38 @@ def test_an_empty_plot_says_so_and_shows_no_figures(plot) -> None:
     plot.set_data(AGES, np.full(BINS, np.nan))  # five minutes later
     assert plot._reading.text() == "no round in the last 5 min"
     assert _ticks(plot._left) == []
+
+
+def test_a_plot_whose_first_rounds_are_not_drawn_yet_denies_none(plot) -> None:
+    nothing = np.full(BINS, np.nan)
+    plot.set_data(AGES, nothing, 41.0, filling=True)
+    assert plot._reading.text() == "roof 41.0"
+    plot.set_data(AGES, nothing, 41.0)
+    assert plot._reading.text() == "no round in the last 5 min · roof 41.0"
+
+
+def test_the_first_answer_is_drawn_when_its_half_second_is_over(console, monkeypatch) -> None:
+    one = console(Script(answer="ok", round_ms=3.0))
+    live, at_s = one.window.live, time.monotonic()
+    monkeypatch.setattr("app.live.panel.time.monotonic", lambda: at_s)
+    one.bridge._timer.stop()
+
+    def tick(after_s: float) -> str:
+        nonlocal at_s
+        at_s = start_s + after_s
+        live._on_tick(one.bridge.snapshot)
+        return live.tps_plot._reading.text()
+
+    start_s = (at_s // BIN_S + 2) * BIN_S
+    assert tick(0.0) == "no round in the last 5 min"
+    rows = np.zeros(1, ROUND_DTYPE)
+    rows["end_s"], rows["round_ms"], rows["committed_tokens"] = start_s + 0.1, 3.0, 2
+    live._on_rounds(rows, 0)
+    assert tick(0.2) == ""
+    assert live.decode.value != "—"
+    assert not np.isfinite(live.tps_plot._values).any()
+    assert tick(0.75) == ""
+    assert np.isfinite(live.tps_plot._values).sum() == 1
 
 
 def test_a_plot_with_a_roof_alone_keeps_its_scale(plot) -> None:

@@ -104,6 +104,17 @@ def test_curves_have_gaps_where_no_round_ran() -> None:
     assert gbps[known] == pytest.approx([20.0, 20.0])
 
 
+def test_a_round_in_the_bin_that_is_still_filled_is_known() -> None:
+    series = RoundSeries()
+    assert not series.is_filling(10.2)
+    series.add(_rows([10.1], 80.0))
+    assert np.isnan(series.curves(10.2)[1]).all()
+    assert series.is_filling(10.2)
+    assert series.is_filling(10.49)
+    assert not series.is_filling(10.5)
+    assert np.isfinite(series.curves(10.5)[1]).sum() == 1
+
+
 def test_a_long_round_is_spread_over_its_bins() -> None:
     series = RoundSeries()
     series.add(_rows([102.25], [2000.0], tokens=8))
