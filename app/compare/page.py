@@ -26,6 +26,7 @@ from app.theme import Theme
 from engine.api import CompareProgress, CompareReport, ErrorReport, KnobRow
 
 _STEPS = 1000
+_NO_PAIR = "No pair was complete, so there are no figures to export"
 _HINT = (
     "An A/B alternates both sides in this process, compares the tokens first, and says better, worse or not "
     "resolved against the noise of this machine. Every run is kept on the runs page."
@@ -175,6 +176,7 @@ class ComparePage(QWidget):
     @Slot()
     def choose_folder(self) -> None:
         if not self.export_button.isEnabled():
+            self._say(self.export_button.toolTip())
             return
         self._dialog = QFileDialog(self, "Export the CSV files into a folder")
         self._dialog.setFileMode(QFileDialog.FileMode.Directory)
@@ -283,9 +285,11 @@ class ComparePage(QWidget):
         self.start_button.setEnabled(not why)
         self.start_button.setToolTip(why)
         self.stop_button.setEnabled(comparing)
-        reported = self.view.report is not None
-        self.export_button.setVisible(reported)
-        self.export_button.setEnabled(reported)
+        report = self.view.report
+        self.export_button.setVisible(report is not None)
+        nothing = report is not None and report.verdict == "cancelled"
+        self.export_button.setEnabled(report is not None and not nothing)
+        self.export_button.setToolTip(_NO_PAIR if nothing else "")
         self._refresh_use()
         self.form.setEnabled(not comparing)
         self.progress.setVisible(comparing)

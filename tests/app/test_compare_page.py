@@ -262,6 +262,23 @@ def test_a_run_without_a_pair_has_notes_alone(comparing) -> None:
     assert copied.endswith("not stored: No pair.\n")
 
 
+def test_a_run_without_a_pair_is_not_exported_and_says_why(comparing) -> None:
+    one = comparing()
+    page = one.window.compare
+    run(one)
+    assert page.export_button.isEnabled()
+    whole = page.view.report
+    page._show_report(replace(whole, verdict="cancelled", n_pairs=0, pairs=()))
+    why = "No pair was complete, so there are no figures to export"
+    assert page.export_button.isVisible()
+    assert (page.export_button.isEnabled(), page.export_button.toolTip()) == (False, why)
+    one.window.export()
+    assert page._dialog is None
+    assert (page.notice.isVisible(), page.notice.text()) == (True, why)
+    page._show_report(whole)
+    assert (page.export_button.isEnabled(), page.export_button.toolTip()) == (True, "")
+
+
 def test_stop_keeps_the_pairs_so_far(comparing) -> None:
     one = comparing()
     one.window.compare.form.pairs.setValue(200)
