@@ -19,7 +19,7 @@ class WaitingRows(ABC):
 
     A trunk pass leaves the streams of its rows. Those of committed rows wait in a second buffer of `most` rows
     until a draft needs their keys and values, or it is full. Where rounds that nothing drafted for filled it,
-    the sequence starts anew with the newest: else they would compute what nobody reads.
+    the sequence starts anew with the newest at the next round: else they would compute what nobody reads.
     """
 
     def __init__(self, config: BlockConfig, *, capacity: int, most: int) -> None:
@@ -43,7 +43,7 @@ class WaitingRows(ABC):
         if not len(path):
             return
         if self._waits + len(path) > self._most:
-            if 2 * self._undrafted > self._most:
+            if in_round and 2 * self._undrafted > self._most:
                 self._start_anew()
             else:
                 self._extend(run, in_round=in_round)

@@ -81,6 +81,13 @@ def test_rounds_that_nothing_drafts_for_are_let_go() -> None:
     rows.add(rows.run, [0], in_round=True)
     assert rows.told == [("kept", 6, 2), ([0], 2, True)]
     assert (rows.first, rows.length, rows._waits) == (16, 19, 3)
+    # A prompt behind such rounds is kept whole, however long it is.
+    for _ in range(4):
+        rows.add(rows.run, [0], in_round=True)
+    rows.told.clear()
+    rows.add(rows.run, range(8))
+    assert rows.told == [16, ("block context", 8), (list(range(8)), 0, True)]
+    assert (rows.first, rows.length, rows._waits) == (16, 31, 8)
     # After a prompt that nearly fills the buffer nothing is let go for a few rounds.
     rows.reset(active=True)
     rows.add(rows.run, range(6))
