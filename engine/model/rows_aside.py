@@ -28,7 +28,7 @@ class RowsAside:
         self._slot = aligned_zeros(1, torch.int32)
         self._slot_number = self._slot.numpy()
         self._kept = [
-            (rows, aligned_zeros((_ROUNDS, rows.shape[1]), torch.bfloat16)) for rows in sources
+            (rows, aligned_zeros((_ROUNDS + 1, rows.shape[1]), torch.bfloat16)) for rows in sources
         ]
 
     def reset(self, *, active: bool) -> None:
@@ -51,8 +51,12 @@ class RowsAside:
         return len(self._ids) == _ROUNDS
 
     def take(self) -> list[int]:
-        """The tokens that wait, oldest first; their rows are put where those of one pass would lie."""
+        """The tokens that wait, oldest first; their rows are put where those of one pass would lie.
+
+        Of a pass that is not committed yet the row becomes the first one that waits.
+        """
         ids, self._ids = self._ids, []
         for rows, kept in self._kept if ids else ():
             rows[: len(ids)] = kept[: len(ids)]
+            kept[0] = kept[len(ids)]
         return ids

@@ -44,6 +44,24 @@ def test_plain_rounds_leave_the_entries_of_a_prompt(loaded: Loaded, plain_rounds
         assert torch.equal(got[name], expected[name]), name
 
 
+def test_drafts_between_a_pass_and_its_commit_leave_the_row_as_it_is(loaded: Loaded) -> None:
+    ids = token_ids(STATE_CASE, CAPACITY, seed=13)
+    drafts = []
+    for asked in (False, True):
+        backend = NATIVE.make(loaded.config, loaded.weights, CAPACITY)
+        backend.reset(speculate=True)
+        backend.prefill(ids[:PROMPT])
+        for token in ids[PROMPT : PROMPT + 3]:
+            backend.verify([token])
+            backend.commit(1)
+        backend.verify([ids[PROMPT + 3]])
+        if asked:
+            backend.draft_steps(ids[PROMPT + 3], 1, 1)
+        backend.commit(1)
+        drafts.append(backend.draft_steps(ids[PROMPT + 4], 4, 3))
+    assert drafts[0] == drafts[1]
+
+
 def test_a_new_sequence_knows_nothing_of_the_rows_before(loaded: Loaded) -> None:
     ids = token_ids(STATE_CASE, CAPACITY, seed=12)
     backend = NATIVE.make(loaded.config, loaded.weights, CAPACITY)
