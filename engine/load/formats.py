@@ -90,12 +90,31 @@ def expect(entry: TensorEntry, shape: tuple[int, ...], dtypes: tuple[str, ...]) 
             f"expected {list(shape)} by config.json.",
             next_step="Use the config.json and the weights of one published model.",
         )
+    _expect_dtype(entry, dtypes)
+
+
+def _expect_dtype(entry: TensorEntry, dtypes: tuple[str, ...]) -> None:
     if entry.dtype not in dtypes:
         raise CheckpointError(
             f"{entry.file.name}: tensor {entry.name} is {entry.dtype}, "
             f"expected {' or '.join(dtypes)}.",
             next_step="Use the weights as they were published.",
         )
+
+
+def _expect_scale(
+    slot: LinearSlot, entry: TensorEntry, shape: tuple[int, ...], dtypes: tuple[str, ...]
+) -> None:
+    """Raise CheckpointError unless a scale of this linear is as its format has it; () means one number."""
+    fits = entry.shape in _ONE_NUMBER if shape == () else entry.shape == shape
+    if not fits:
+        wanted = "one number" if shape == () else str(list(shape))
+        raise CheckpointError(
+            f"{entry.file.name}: tensor {entry.name} has shape {list(entry.shape)}, "
+            f"expected {wanted} beside weights of {[slot.rows, slot.columns]}.",
+            next_step="Use the weights as they were published.",
+        )
+    _expect_dtype(entry, dtypes)
 
 
 def _nvfp4(
@@ -110,8 +129,8 @@ def _nvfp4(
             next_step="Choose a BF16 or FP8 checkpoint of this model.",
         )
     expect(codes, (slot.rows, slot.columns // 2), ("U8",))
-    expect(scale, (slot.rows, slot.columns // NVFP4_GROUP), ("F8_E4M3",))
-    expect(scale_2, scale_2.shape if scale_2.shape in _ONE_NUMBER else (), ("F32",))
+    _expect_scale(slot, scale, (slot.rows, slot.columns // NVFP4_GROUP), ("F8_E4M3",))
+    _expect_scale(slot, scale_2, (), ("F32",))
     return LinearPlan(slot, form, codes, scale, scale_2)
 
 
@@ -125,7 +144,7 @@ def _fp8(slot: LinearSlot, parts: dict[str, TensorEntry]) -> LinearPlan:
     if key == "weight_scale_inv" or scale.shape == blocks:
         form, shape = FP8_BLOCKS, blocks
     elif scale.shape in _ONE_NUMBER:
-        form, shape = FP8_TENSOR, scale.shape
+        form, shape = FP8_TENSOR, ()
     elif scale.shape in ((slot.rows,), (slot.rows, 1)):
         form, shape = FP8_ROWS, scale.shape
     else:
@@ -134,7 +153,7 @@ def _fp8(slot: LinearSlot, parts: dict[str, TensorEntry]) -> LinearPlan:
             f"scale, one for each of {slot.rows} rows, or {list(blocks)} for blocks of 128x128.",
             next_step="Use the weights as they were published.",
         )
-    expect(scale, shape, FLOATS)
+    _expect_scale(slot, scale, shape, FLOATS)
     return LinearPlan(slot, form, weight, scale)
 
 
