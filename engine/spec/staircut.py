@@ -301,6 +301,7 @@ class StairCut:
 
     def _rest(self, longest: int) -> None:
         """Let rounds pass, at most so many, until something could be looked up."""
+        self._wakes.begin()
         plain_ms = self._prices.curves(self._context)[0][1] * self._prices.level
         if self._doze.end(own_ms=self._own.ms, plain_ms=plain_ms, longest=longest):
             value = 1.0 / (plain_ms + self._plain_rest_ms)

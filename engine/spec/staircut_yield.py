@@ -67,7 +67,7 @@ class WakeYields:
         self._present: Yield | None = None
 
     def begin(self) -> None:
-        """A new text: nothing woke so far."""
+        """A new text, or a doze: nothing woke so far."""
         self._present = None
 
     def plain(self, round_ms: float, rest_ms: float) -> None:

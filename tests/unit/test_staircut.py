@@ -14,6 +14,7 @@ from staircut_world import (
     Block,
     Fixed,
     Steps,
+    Text,
     World,
     copying,
     deep,
@@ -224,6 +225,19 @@ def test_where_nothing_pays_even_looking_is_rare() -> None:
     assert stair.choice.tokens_per_ms == pytest.approx(1 / (CHAIN[1] + REST_MS), rel=0.25)
     # A copy is still found, and what was dozed through is in the index by then.
     assert world.decode(Fixed(None, 0), copying(1)) / world.decode(stair, copying(1)) > 1.8
+
+
+def test_rounds_that_no_match_woke_speak_against_no_match() -> None:
+    world = World()
+    stair = world.stair()
+    stair._heads = ()
+    copied = copying(5)
+    quiet = hopeless(5).tokens * 2
+    kept = Text(copied.prompt, copied.prompt[100:140] + quiet, 0.05, 0.05, 5)
+    world.decode(stair, kept, 660)
+    assert stair.choice.skipped == DOZING
+    assert stair._wakes.worth(sure=False)
+    assert stair._wakes.worth(sure=True)
 
 
 def test_rounds_without_room_for_a_draft_teach_nothing_of_its_own_cost() -> None:
