@@ -257,3 +257,12 @@ def test_a_head_is_tried_at_once_only_for_what_is_not_known(
             tried += 1
             head.draft(1, 1, 7, context, lambda: 0.0)
     assert tried == at_once
+
+
+def test_a_probe_that_took_more_than_it_should_keeps_a_dear_head_waiting() -> None:
+    head = BlockHead(Silent(), 2.0)
+    head.begin(())
+    assert head.wait(2.4) == 400  # rounds of which it takes 0.6 %
+    head.probed(3.0)
+    assert head.wait(2.4) == 500
+    assert head.wait(3.6) == 600

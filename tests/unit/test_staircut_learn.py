@@ -148,6 +148,15 @@ def test_what_is_taken_in_together_rests_on_average() -> None:
         doze.taken(batch * 4e-3)
     assert doze.priced(learn=True) == (1, 0.75, 4)
     assert doze.rest.ms == pytest.approx(0.25)
+    end_s = 1.0
+    for _ in range(5):
+        for verify_ms in (0.5, 1.0, 2.0):  # each batch rests beside its own passes
+            for _ in range(4):
+                doze.took(7, 8, verify_ms)
+            end_s += 4 * (verify_ms + 0.25) * 1e-3
+            doze.taken(end_s)
+        assert doze.priced(learn=True) == (1, 1.0, 2)
+    assert doze.rest.ms == pytest.approx(0.25)
 
 
 def test_dozed_rounds_tell_their_pass_and_what_comes_on_top() -> None:
@@ -170,7 +179,7 @@ def test_a_round_rests_by_how_it_drafts() -> None:
     for _ in range(3):
         rests.learn(0.04, rows=1, with_head=False)
     for ms in (2.0, 0.15):  # the first one recorded its pass
-        rests.learn(ms, rows=4, with_head=False)
+        rests.learn(ms, rows=2, with_head=False)
         assert (rests.plain_ms, rests.looked_ms, rests.head_ms) == (0.04, 0.04, 0.04)
     rests.learn(0.16, rows=4, with_head=False)
     assert rests.looked_ms == 0.15
