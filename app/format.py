@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Numbers as the console writes them: narrow no-break spaces, fixed decimals, an em dash for "not measured"."""
+"""Numbers as the console writes them: grouped as the engine's, and an em dash for "not measured"."""
 
 from __future__ import annotations
 
 import math
 
+from engine import api
+from engine.api import grouped
+
 NONE = "—"
-SPACE = "\u202f"
-
-
-def grouped(value: float, decimals: int = 0) -> str:
-    """12345.6 -> "12 346"; groups of three parted by a narrow no-break space."""
-    return f"{value:,.{decimals}f}".replace(",", SPACE)
 
 
 def number(value: float | None, decimals: int = 0) -> str:
@@ -22,12 +19,10 @@ def number(value: float | None, decimals: int = 0) -> str:
 
 
 def significant(value: float | None) -> str:
-    """A number with three significant digits at least and none invented: 0.913, 9.13, 91.3, 913, 9 130."""
+    """Three significant digits at least and none invented, or an em dash for None and NaN."""
     if value is None or not math.isfinite(value):
         return NONE
-    size = abs(value)
-    decimals = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 or size == 0 else 3
-    return grouped(value, decimals)
+    return api.significant(value)
 
 
 def percent(value: float | None, decimals: int = 0) -> str:
@@ -42,12 +37,7 @@ def of_roof(rate: float, roof: float, name: str) -> str:
 
 def byte_size(count: float | None) -> str:
     """Bytes in decimal units, as memory rates are: "1.25 GB"."""
-    if count is None:
-        return NONE
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{significant(count / size)} {unit}"
-    return f"{int(count)} B"
+    return NONE if count is None else api.byte_size(count)
 
 
 def of_bytes(done: float, total: float) -> str:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from engine.errors import MemoryShortError
+from engine.numbers import grouped
 
 NEXT_STEP = (
     "Close other programs, ask for a shorter context, or choose a smaller or quantised model."
@@ -34,7 +35,7 @@ def memory_short(
     asked = ""
     if found:
         wanted_bytes = float(found[1]) * 1024 ** _UNITS.index(found[2].lower())
-        asked = f"; {wanted_bytes / 1e9:,.2f} GB at once were asked for"
+        asked = f"; {grouped(wanted_bytes / 1e9, 2)} GB at once were asked for"
     return MemoryShortError(
         f"There is not enough memory for {what}{asked}.", kept=kept, next_step=next_step
     )

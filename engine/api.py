@@ -60,6 +60,7 @@ from engine.api_records import (
     roof_name,
 )
 from engine.measure.telemetry import DRAFTERS, ROUND_DTYPE, ROUTES, RoundRing
+from engine.numbers import byte_size, grouped, significant
 
 __all__ = [
     "DEFAULT_PAIRS",
@@ -109,8 +110,11 @@ __all__ = [
     "Started",
     "StateChanged",
     "WorkloadResult",
+    "byte_size",
+    "grouped",
     "open_handle",
     "roof_name",
+    "significant",
 ]  # fmt: skip
 
 

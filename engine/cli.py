@@ -8,9 +8,12 @@ JSON object and everything else goes to stderr.
 from __future__ import annotations
 
 import argparse
+import codecs
 import contextlib
 import errno
+import functools
 import importlib
+import io
 import json
 import os
 import signal
@@ -21,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from engine.allocation import memory_short
 from engine.errors import Cancelled, RondoError, UsageError
 from engine.interrupt import INTERRUPTED
+from engine.numbers import SPACE
 from engine.paths import demo_model
 
 if TYPE_CHECKING:
@@ -30,6 +34,7 @@ OK, FAILED, USAGE, GATE = 0, 1, 2, 3
 _KEPT = "What was stored before is as it was."
 _STOPPED = "rondo: interrupted; what was stored before is as it was."
 _ENDED_EARLY = "rondo: interrupted; what was done until then stands."
+_PLAIN = "plain-space-"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 COMMANDS = {
@@ -50,6 +55,7 @@ COMMANDS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    _keep_readable()
     parser = _parser()
     arguments = parser.parse_args(argv)
     cancel = threading.Event()
@@ -69,6 +75,22 @@ def main(argv: list[str] | None = None) -> int:
     finally:
         signal.signal(signal.SIGINT, previous)
     return _interrupted(_ENDED_EARLY) if cancel.is_set() else code
+
+
+def _keep_readable() -> None:
+    """Where an encoding lacks the space that parts digits, write a plain one."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not stream.errors.startswith(_PLAIN):
+            name = _PLAIN + stream.errors
+            codecs.register_error(name, functools.partial(_plain_space, stream.errors))
+            stream.reconfigure(errors=name)
+
+
+def _plain_space(otherwise: str, error: UnicodeError) -> tuple[str | bytes, int]:
+    """Handle an error of encoding; what is no such space goes to the handler named `otherwise`."""
+    if isinstance(error, UnicodeEncodeError) and error.object[error.start] == SPACE:
+        return " ", error.start + 1
+    return codecs.lookup_error(otherwise)(error)
 
 
 def _failed(error: Exception, arguments: argparse.Namespace) -> int:

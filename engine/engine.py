@@ -32,6 +32,7 @@ from engine.model.backend import Backend
 from engine.model.choose import open_backend, scaled_kv
 from engine.model.engaged import Engaged
 from engine.model.threads import MOST_THREADS
+from engine.numbers import grouped
 from engine.paths import profile_path
 from engine.prompt_ids import PromptIds
 from engine.prompt_room import fitted
@@ -49,7 +50,9 @@ def _cut_context(asked: int | None, held: int) -> tuple[str, ...]:
     """The notice of a context that was asked for and is longer than the model's own."""
     if asked is None or asked <= held:
         return ()
-    return (f"The context holds {held:,} tokens, the model's limit; {asked:,} were asked for.",)
+    return (
+        f"The context holds {grouped(held)} tokens, the model's limit; {grouped(asked)} were asked for.",
+    )
 
 
 class Engine(EngineCompares):

@@ -39,6 +39,7 @@ from engine.fake_knobs import FakeKnobs
 from engine.fake_script import CONTEXT_LIMIT, ROOF_GBPS, SCRIPTS, Script
 from engine.fake_stream import TextStream, generation_of, pieces_of
 from engine.hardware import OwnProcess
+from engine.numbers import grouped
 
 
 class _Cancel(Exception):
@@ -253,7 +254,7 @@ class FakeEngine(FakeKnobs, FakeCompares):
         tokens = size // 4 + 8
         if tokens + 1 > CONTEXT_LIMIT and not request.truncate:
             raise PromptError(
-                f"The prompt has {tokens} tokens; the context holds {CONTEXT_LIMIT}.",
+                f"The prompt has {grouped(tokens)} tokens; the context holds {grouped(CONTEXT_LIMIT)}.",
                 kept="The conversation is unchanged.",
                 next_step='Shorten it, or switch on "drop the oldest part" under sampling.',
             )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from engine.api import GenerateRequest
 from engine.errors import PromptError, UsageError
 from engine.load.checkpoint import Checkpoint
+from engine.numbers import grouped
 
 
 class PromptIds:
@@ -60,9 +61,11 @@ class PromptIds:
         bad = next((token for token in ids if not 0 <= token < self._vocab_size), None)
         if bad is not None:
             raise PromptError(
-                f"Token id {bad} is outside the vocabulary of {self._vocab_size}.",
+                f"Token id {grouped(bad)} is outside the vocabulary of {grouped(self._vocab_size)}.",
                 next_step="Use ids of this model's tokenizer.",
             )
         if len(ids) > self._capacity:
-            raise PromptError(f"{len(ids):,} tokens do not fit the context of {self._capacity:,}.")
+            raise PromptError(
+                f"{grouped(len(ids))} tokens do not fit the context of {grouped(self._capacity)}."
+            )
         return ids

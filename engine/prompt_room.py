@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from engine.errors import PromptError
+from engine.numbers import grouped
 
 
 def fitted(
@@ -19,10 +20,10 @@ def fitted(
         return ids, 0
     if not truncate:
         raise PromptError(
-            f"The prompt has {len(ids):,} tokens; the context holds {capacity:,} "
+            f"The prompt has {grouped(len(ids))} tokens; the context holds {grouped(capacity)} "
             "with at least one for the answer.",
             kept="Nothing was changed.",
-            next_step=f"Shorten it by {len(ids) - room:,} tokens, or ask for it to be cut.",
+            next_step=f"Shorten it by {grouped(len(ids) - room)} tokens, or ask for it to be cut.",
         )
     room = capacity - min(max_tokens, capacity // 2)
     return ids[-room:], len(ids) - room

@@ -36,6 +36,7 @@ from engine.measure.bench import stored_bytes
 from engine.measure.peers.worker import require_memory
 from engine.measure.shapes import named_shape
 from engine.model.config import ModelConfig
+from engine.numbers import byte_size
 from engine.paths import demo_model
 
 _SHARD_BYTES = 256 << 20  # what a file takes beside the weights while it is written
@@ -147,7 +148,7 @@ def main(argv: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     size = sum(path.stat().st_size for path in Path(chosen.out).iterdir())
-    print(f"{chosen.out}: {shape.name}, {size / 1e6:,.1f} MB ({shape.note or 'whole'})")
+    print(f"{chosen.out}: {shape.name}, {byte_size(size)} ({shape.note or 'whole'})")
     return 0
 
 

@@ -33,6 +33,7 @@ from engine.cli import (
 )
 from engine.errors import UsageError
 from engine.measure.workloads import MOST_TOKENS, check_request
+from engine.numbers import grouped
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -293,4 +294,4 @@ def _print(report: CompareReport) -> None:
 
 
 def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.3f}"
+    return "-" if value is None else grouped(value, 3)

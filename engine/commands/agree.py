@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from engine.cli import GATE, OK, add_model_options, open_model, print_json
 from engine.errors import UsageError
+from engine.numbers import grouped
 from engine.paths import prompts_file
 
 if TYPE_CHECKING:
@@ -64,13 +65,13 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
         print_json({**asdict(report), **figures})
     else:
         print(
-            f"{report.identical} of {report.prompts} answers identical over {report.tokens:,} tokens, "
+            f"{report.identical} of {report.prompts} answers identical over {grouped(report.tokens)} tokens, "
             f"{report.near_ties} near ties, {report.tokens_per_round:.2f} tokens a round"
         )
         if report.ended_by_context:
             print(
-                f"{report.ended_by_context} of {report.prompts} answers ended before {arguments.tokens:,} "
-                "tokens, because the context was full"
+                f"{report.ended_by_context} of {report.prompts} answers ended before "
+                f"{grouped(arguments.tokens)} tokens, because the context was full"
             )
         for row in report.configurations:
             print(f"  {row.name:12} {row.skipped or _figures(row)}")
@@ -92,8 +93,8 @@ def _read(path: Path) -> list[str]:
 
 def _figures(row: ConfigurationRow) -> str:
     return (
-        f"{row.identical} of {row.prompts} identical, {row.accepted_tokens:,} of "
-        f"{row.drafted_tokens:,} drafted tokens accepted, {row.tokens_per_round:.2f} a round"
+        f"{row.identical} of {row.prompts} identical, {grouped(row.accepted_tokens)} of "
+        f"{grouped(row.drafted_tokens)} drafted tokens accepted, {row.tokens_per_round:.2f} a round"
     )
 
 

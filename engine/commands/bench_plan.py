@@ -20,6 +20,7 @@ from engine.measure.plan import LABEL, MACHINES, Plan, make_plan
 from engine.measure.plan_native import NativeFigures, measure_native, measured_shape
 from engine.measure.roof import native_probes
 from engine.measure.shapes import Shape, named_shape
+from engine.numbers import grouped
 from engine.paths import profile_path
 
 _ROWS = (1, 2, 4, 8, 16, 17, 24, 32)
@@ -36,7 +37,7 @@ def run_plan_suite(arguments: argparse.Namespace, cancel: threading.Event) -> in
     shape = named_shape(arguments.shape, vocab=arguments.vocab)
     if not 1 <= arguments.context <= shape.config.context_tokens:
         raise UsageError(
-            f"A context of {arguments.context:,} tokens cannot be planned.",
+            f"A context of {grouped(arguments.context)} tokens cannot be planned.",
             next_step=f"Use --context 1 to {shape.config.context_tokens}.",
         )
     plan = make_plan(shape, rows, arguments.context)

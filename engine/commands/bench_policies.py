@@ -28,6 +28,7 @@ from engine.measure.policies_forced import (
 )
 from engine.measure.price_store import live_prices
 from engine.model.backend import MAX_DRAFT, Backend
+from engine.numbers import grouped
 from engine.paths import demo_model, profile_path
 from engine.spec.block import NARROW, WIDE
 from engine.spec.choose_drafter import block_drafter
@@ -106,9 +107,9 @@ def _require_room(backend: Backend, prompts: list[Prompt], tokens: int) -> None:
     room = backend.capacity - max(len(prompt.token_ids) for prompt in prompts)
     if tokens > room:
         raise UsageError(
-            f"Answers of {tokens:,} tokens do not fit behind these prompts.",
+            f"Answers of {grouped(tokens)} tokens do not fit behind these prompts.",
             kept="Nothing was measured.",
-            next_step=f"Use --tokens {room:,} or fewer.",
+            next_step=f"Use --tokens {room} or fewer.",
         )
 
 
@@ -159,8 +160,9 @@ def _forced(arguments: argparse.Namespace, knobs: KnobSet, cancel: threading.Eve
     request = forced_request(arguments)
     if request.capacity > shape.config.context_tokens:
         raise UsageError(
-            f"A context of {request.context_tokens:,} tokens with answers of {request.tokens:,} takes "
-            f"{request.capacity:,} positions; {shape.name} has {shape.config.context_tokens:,}.",
+            f"A context of {grouped(request.context_tokens)} tokens with answers of "
+            f"{grouped(request.tokens)} takes {grouped(request.capacity)} positions; "
+            f"{shape.name} has {grouped(shape.config.context_tokens)}.",
             kept="Nothing was measured.",
             next_step="Give --context or --tokens a smaller number.",
         )

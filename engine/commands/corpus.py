@@ -10,6 +10,7 @@ from pathlib import Path
 
 from engine.cli import OK, print_json
 from engine.errors import Cancelled, UsageError
+from engine.numbers import grouped
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -43,13 +44,13 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
             raise Cancelled(kept="Nothing was written.")
         documents.append(tokenizer.encode_text(_text(Path(name))))
         if not arguments.json:
-            print(f"{name}: {len(documents[-1]):,} tokens", file=sys.stderr)
+            print(f"{name}: {grouped(len(documents[-1]))} tokens", file=sys.stderr)
     meta = build_corpus(out, documents, tokenizer_sha256=tokenizer_sha256(model))
     report = {"out": str(out), **meta, "bytes": sum(each.stat().st_size for each in out.iterdir())}
     if arguments.json:
         print_json(report)
     else:
-        print(f"{out}: {meta['tokens']:,} tokens of {meta['documents']} documents")
+        print(f"{out}: {grouped(meta['tokens'])} tokens of {meta['documents']} documents")
         print(f"Use it with QWEN38_LOOKUP=1 QWEN38_CORPUS={out}")
     return OK
 

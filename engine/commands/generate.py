@@ -11,6 +11,7 @@ import threading
 from engine.api import GenerateRequest, Generation, LoadProgress, Message, roof_name
 from engine.cli import OK, add_model_options, open_model, print_json
 from engine.errors import UsageError
+from engine.numbers import grouped
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -113,18 +114,18 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
 
 def figures(generation: Generation) -> str:
     """The figures of an answer in one line; what was not measured is left out."""
-    parts = [f"{len(generation.token_ids)} tokens"]
+    parts = [f"{grouped(len(generation.token_ids))} tokens"]
     if generation.dropped_prompt_tokens:
-        parts.append(f"{generation.dropped_prompt_tokens:,} tokens of the prompt cut")
+        parts.append(f"{grouped(generation.dropped_prompt_tokens)} tokens of the prompt cut")
     if generation.decode_tps is not None:
-        parts.append(f"{generation.decode_tps:,.0f} tok/s")
+        parts.append(f"{grouped(generation.decode_tps)} tok/s")
     if generation.tokens_per_round is not None:
         parts.append(f"{generation.tokens_per_round:.2f} tok/round")
     if generation.acceptance_pct is not None:
         parts.append(f"acceptance {generation.acceptance_pct:.0f} %")
     if generation.round_ms_median is not None:
         parts.append(f"{generation.round_ms_median:.2f} ms/round (median)")
-    parts.append(f"first token after {generation.ttft_ms:.0f} ms")
+    parts.append(f"first token after {grouped(generation.ttft_ms)} ms")
     if generation.read_gbps is not None:
         parts.append(f"{generation.read_gbps:.1f} GB/s")
         if generation.roof_gbps:

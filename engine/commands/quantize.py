@@ -13,6 +13,7 @@ from pathlib import Path
 from engine.api import LoadProgress
 from engine.cli import OK, print_json
 from engine.errors import UsageError
+from engine.numbers import byte_size, grouped
 from engine.paths import corpus_files
 
 _SCORED_TEXTS = 120
@@ -88,12 +89,12 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
         print_json({"report": report})
         return OK
     for name, size in by_format.items():
-        print(f"{name}: {size / 1e6:,.1f} MB")
+        print(f"{name}: {byte_size(size)}")
     print(f"worst relative error of a matrix: {report['worst_relative_error']:.3f}")
     if texts:
         print(
             f"loss {report['loss_before_nats']:.4f} -> {report['loss_after_nats']:.4f} nats "
-            f"({report['loss_change_nats']:+.4f}) over {report['scored_tokens']:,} tokens"
+            f"({report['loss_change_nats']:+.4f}) over {grouped(report['scored_tokens'])} tokens"
         )
     return OK
 

@@ -25,6 +25,7 @@ from engine.load.tensor_table import LinearSlot, Slot, VectorSlot
 from engine.load.weights import parts_of
 from engine.model.block_config import CONV_SIDES, CONV_TAPS, BlockConfig
 from engine.model.config import ModelConfig
+from engine.numbers import grouped
 from kernels.nvfp4_linear.quantise import GROUP, quantise
 
 CONFIG_FILE = "config.json"
@@ -151,7 +152,7 @@ def check_target(config: BlockConfig, target: ModelConfig, name: str = CONFIG_FI
     for field, own, wanted in checks:
         if own != wanted:
             raise CheckpointError(
-                f"{name}: {field} is {own:,}, but the model has {wanted:,}.",
+                f"{name}: {field} is {grouped(own)}, but the model has {grouped(wanted)}.",
                 kept="The model itself is sound.",
                 next_step="Choose the drafter that was made for this model, or set QWEN38_DFLASH2=off.",
             )

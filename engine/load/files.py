@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import CheckpointError
+from engine.numbers import grouped
 
 MAX_JSON_BYTES = 256 << 20
 _LFS_POINTER = b"version https://git-lfs"
@@ -77,7 +78,7 @@ def read_text(folder: Path, name: str) -> str | None:
         size = path.stat().st_size
         if size > MAX_JSON_BYTES:
             raise CheckpointError(
-                f"{name} has {size:,} bytes; at most {MAX_JSON_BYTES:,} are expected.",
+                f"{name} has {grouped(size)} bytes; at most {grouped(MAX_JSON_BYTES)} are expected.",
                 next_step="Download this file again.",
             )
         data = path.read_bytes()

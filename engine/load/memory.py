@@ -8,6 +8,7 @@ from pathlib import Path
 
 from engine.errors import MemoryShortError
 from engine.hardware import free_memory_bytes
+from engine.numbers import grouped
 
 FLOOR_BYTES = 256 << 20  # left to everything else on the machine
 _UNLIMITED = 1 << 60
@@ -36,7 +37,7 @@ def check_memory(need: MemoryNeed, available_bytes: int) -> None:
         return
     raise MemoryShortError(
         f"This model needs about {_gb(need.total_bytes)}: weights {_gb(need.weight_bytes)}, context "
-        f"of {need.context_tokens:,} tokens {_gb(need.kv_bytes)}, state {_gb(need.state_bytes)}, "
+        f"of {grouped(need.context_tokens)} tokens {_gb(need.kv_bytes)}, state {_gb(need.state_bytes)}, "
         f"reading {_gb(need.transient_bytes)}, {_gb(FLOOR_BYTES)} left free. "
         f"{_gb(available_bytes)} are available.",
         kept="Nothing was read.",

@@ -18,6 +18,7 @@ from engine.api import LoadProgress
 from engine.errors import Cancelled, CheckpointError
 from engine.load.files import unreadable
 from engine.load.safetensors_index import TensorEntry
+from engine.numbers import grouped
 
 STEP_BYTES = 32 << 20  # between two looks at the cancel
 READING = "reading weights"
@@ -102,8 +103,8 @@ class TensorReader:
         # Touching a mapped page behind the end of a file would kill the process.
         if min(size, len(mapped)) < entry.offset + entry.nbytes:
             raise CheckpointError(
-                f"{entry.file.name} shrank to {size:,} bytes while it was being read; tensor "
-                f"{entry.name} needs {entry.offset + entry.nbytes:,}.",
+                f"{entry.file.name} shrank to {grouped(size)} bytes while it was being read; tensor "
+                f"{entry.name} needs {grouped(entry.offset + entry.nbytes)}.",
                 next_step="Wait until nothing writes to the file, then open the folder again.",
             )
         return mapped

@@ -14,6 +14,7 @@ from typing import Any
 
 from engine.errors import CheckpointError
 from engine.load.files import parse_json_object, read_json_object, refuse_pointer, unreadable
+from engine.numbers import grouped
 
 INDEX_NAME = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
@@ -138,13 +139,14 @@ def _check_header_length(name: str, size: int, length: int) -> None:
         )
     if length > MAX_HEADER_BYTES:
         raise CheckpointError(
-            f"{name} claims a header of {length:,} bytes; at most {MAX_HEADER_BYTES:,} are allowed.",
+            f"{name} claims a header of {grouped(length)} bytes; at most "
+            f"{grouped(MAX_HEADER_BYTES)} are allowed.",
             next_step="This is not a safetensors file, or it is damaged: download it again.",
         )
     if _PREFIX_BYTES + length > size:
         raise CheckpointError(
-            f"{name} is cut short: its header alone needs {_PREFIX_BYTES + length:,} bytes, "
-            f"the file has {size:,}.",
+            f"{name} is cut short: its header alone needs {grouped(_PREFIX_BYTES + length)} bytes, "
+            f"the file has {grouped(size)}.",
             next_step=_AGAIN,
         )
 
@@ -165,7 +167,7 @@ def _entry(path: Path, name: str, value: Any, start: int) -> TensorEntry:
     nbytes = offsets[1] - offsets[0]
     expected = math.prod(shape) * DTYPE_BYTES[dtype]
     if nbytes != expected:
-        raise broken(f"{nbytes:,} bytes, but {dtype} {shape} needs {expected:,}")
+        raise broken(f"{grouped(nbytes)} bytes, but {dtype} {shape} needs {grouped(expected)}")
     return TensorEntry(name, path, dtype, tuple(shape), start + offsets[0], nbytes)
 
 
@@ -179,15 +181,15 @@ def _check_layout(name: str, entries: Any, start: int, size: int) -> None:
     for entry in sorted(entries, key=lambda entry: (entry.offset, entry.nbytes)):
         if entry.offset != position:
             raise CheckpointError(
-                f"{name}: tensor {entry.name} begins at byte {entry.offset:,}, expected {position:,} "
-                "(tensors overlap or leave a hole).",
+                f"{name}: tensor {entry.name} begins at byte {grouped(entry.offset)}, expected "
+                f"{grouped(position)} (tensors overlap or leave a hole).",
                 next_step=_AGAIN,
             )
         position += entry.nbytes
     if size != position:
         what = "is cut short" if size < position else "has bytes after its last tensor"
         raise CheckpointError(
-            f"{name} {what}: its header needs {position:,} bytes, the file has {size:,}.",
+            f"{name} {what}: its header needs {grouped(position)} bytes, the file has {grouped(size)}.",
             next_step=_AGAIN,
         )
 

@@ -27,6 +27,7 @@ from engine.api import Message
 from engine.errors import CheckpointError, PromptError
 from engine.load.files import read_json_object, read_text
 from engine.load.tokenizer import Segment, Tokenizer, clean_text
+from engine.numbers import grouped
 
 FILE = "chat_template.jinja"
 CONFIG_FILE = "tokenizer_config.json"
@@ -176,7 +177,7 @@ class ChatTemplate:
                 pieces.append(piece)
                 length += len(piece)
                 if length > _MARKUP_CHARACTERS:
-                    raise _broken(f"writes more than {_MARKUP_CHARACTERS:,} characters")
+                    raise _broken(f"writes more than {grouped(_MARKUP_CHARACTERS)} characters")
         except _TemplateRefusalError as error:
             raise PromptError(
                 f"The model's chat template refuses this conversation: {error}",
@@ -219,7 +220,7 @@ class _Range:
         items = range(*bounds)
         self._left -= len(items)
         if self._left < 0:
-            raise OverflowError(f"its loops run over more than {_RANGE_ITEMS:,} items")
+            raise OverflowError(f"its loops run over more than {grouped(_RANGE_ITEMS)} items")
         return items
 
 

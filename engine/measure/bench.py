@@ -24,6 +24,7 @@ from engine.measure.peers.worker import Specification, require_memory
 from engine.measure.roof import Probes
 from engine.model.backend import Backend
 from engine.model.config import FULL, ModelConfig
+from engine.numbers import grouped
 
 _PAUSE_S = 0.02  # lets the threads of the last contender fall asleep
 _PEAK_TRIES = 3
@@ -243,7 +244,7 @@ class _Run:
 def case_words(label: str | None, suite: str, rows: int) -> str:
     """A case in words, such as "verify, 8 rows"; a peer's begins with its label."""
     what = "tokens" if suite == "prefill" else "row" if rows == 1 else "rows"
-    return f"{f'{label}, ' if label else ''}{suite}, {rows:,} {what}"
+    return f"{f'{label}, ' if label else ''}{suite}, {grouped(rows)} {what}"
 
 
 def linear_flops(config: ModelConfig, rows: int, head_rows: int) -> int:

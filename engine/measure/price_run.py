@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from engine.errors import Cancelled, UsageError
 from engine.model.backend import MAX_DRAFT, VERIFY_ROWS, Backend
+from engine.numbers import grouped
 from engine.spec.block import BlockDrafter
 from engine.spec.prices import CHAIN, FIRST_CLASS_TOKENS, KINDS, TREE, PriceTable
 
@@ -104,9 +105,10 @@ def measure_prices(
             f"No context class fits the {backend.capacity} positions of this model.",
             next_step="Name smaller ones with --contexts.",
         )
-    if left_out := [f"{tokens:,}" for tokens in request.contexts if tokens not in contexts]:
+    if left_out := [grouped(tokens) for tokens in request.contexts if tokens not in contexts]:
         on_progress(
-            f"context classes left out: {', '.join(left_out)}; {backend.capacity:,} positions have no room"
+            f"context classes left out: {', '.join(left_out)}; "
+            f"{grouped(backend.capacity)} positions have no room"
         )
     cases = [(CHAIN, rows) for rows in request.rows]
     cases += [(TREE, rows) for rows in request.rows if rows >= _LEAST_TREE]

@@ -25,6 +25,7 @@ from engine.model.native import NativeBackend
 from engine.model.native_weights import unsupported_shape
 from engine.model.reference import ReferenceBackend, unpacked_bytes
 from engine.model.threads import available_cores, choose_threads, physical_cores
+from engine.numbers import grouped
 from engine.spec.choose_drafter import OFF, speculation_words
 from kernels.build import NativeBuildError, NativeLibrary, load_library
 from kernels.tape import Pool
@@ -117,7 +118,7 @@ def open_backend(
             on_progress(LoadProgress(text, 0, 0))
 
     def what() -> str:
-        return f"{checkpoint.name} and a context of {capacity:,} tokens (last step: {last})"
+        return f"{checkpoint.name} and a context of {grouped(capacity)} tokens (last step: {last})"
 
     if device == "cuda" and float32:
         raise UsageError("float32 is computed on the processor.", next_step="Use --device cpu.")

@@ -16,6 +16,7 @@ from engine.model.config import ModelConfig
 from engine.model.cuda_arena import arena_bytes
 from engine.model.cuda_smoke import smoke
 from engine.model.cuda_weights import device_bytes, is_expanded
+from engine.numbers import grouped
 from kernels.build_cache import NativeBuildError
 from kernels.cuda_build import CudaError, CudaLibrary
 from kernels.cuda_registry import run_short_checks
@@ -102,8 +103,8 @@ def check_device_memory(
     if need <= memory.free_bytes:
         return
     raise MemoryShortError(
-        f"This model needs about {need / 1e9:.2f} GB more on the GPU with a context of {capacity:,} tokens, "
-        f"and {memory.free_bytes / 1e9:.2f} GB are free there.",
+        f"This model needs about {need / 1e9:.2f} GB more on the GPU with a context of "
+        f"{grouped(capacity)} tokens, and {memory.free_bytes / 1e9:.2f} GB are free there.",
         kept="Nothing was placed.",
         next_step="Close other programs that use the GPU, ask for a shorter context, or use --device cpu.",
     )

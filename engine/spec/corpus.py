@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import RondoError
+from engine.numbers import grouped
 
 FORMAT = 1
 MAX_ORDER = 8  # tokens that the suffix array is sorted by
@@ -94,8 +95,8 @@ def open_corpus(path: str | Path, *, tokenizer_sha256: str, vocab_size: int) -> 
     if not len(tokens) == len(order) == meta.get("tokens"):
         raise _damaged(
             folder,
-            f"tokens.npy has {len(tokens):,} tokens, sa.npy {len(order):,} entries and meta.json names "
-            f"{meta.get('tokens')}",
+            f"tokens.npy has {grouped(len(tokens))} tokens, sa.npy {grouped(len(order))} entries and "
+            f"meta.json names {meta.get('tokens')}",
         )
     if not in_order(tokens, order):
         raise _damaged(folder, "sa.npy does not sort tokens.npy")
@@ -146,7 +147,7 @@ def build_corpus(
     if not len(tokens):
         raise CorpusError("There is no token to build from.", next_step="Give files with text.")
     if len(tokens) > MOST_TOKENS:
-        raise CorpusError(f"{len(tokens):,} tokens are more than a corpus holds.")
+        raise CorpusError(f"{grouped(len(tokens))} tokens are more than a corpus holds.")
     meta = {
         "format": FORMAT,
         "max_order": MAX_ORDER,

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from engine.errors import UsageError
+from engine.numbers import grouped
 
 LOOKUP_SOURCES = ("local", "corpus", "both")
 MATCH_LENGTHS = range(3, 9)
@@ -112,7 +113,7 @@ def read_prior(path: str | Path) -> dict[Bucket, tuple[float, float]]:
         raise UsageError(f"{path}: cannot read the prior: {error.strerror}.") from error
     try:
         if len(data) > _PRIOR_BYTES:
-            raise ValueError(f"larger than {_PRIOR_BYTES:,} bytes")
+            raise ValueError(f"larger than {grouped(_PRIOR_BYTES)} bytes")
         values = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not a JSON file of lookup rates: {error}.") from error

@@ -103,7 +103,7 @@ def test_a_failed_load_keeps_the_model(made) -> None:
     ("request_", "cause"),
     [
         (GenerateRequest(prompt=""), "empty"),
-        (GenerateRequest(prompt="x" * 80_000), "20008 tokens; the context holds 8192"),
+        (GenerateRequest(prompt="x" * 80_000), "20\u202f008 tokens; the context holds 8\u202f192"),
     ],
 )
 def test_bad_prompts_fail_with_a_reason(made, request_, cause) -> None:

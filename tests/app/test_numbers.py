@@ -11,6 +11,7 @@ from app import format as fmt
 from app.chat.readout import NBSP, details, readout
 from app.live.now import now
 from engine.api import Generation, LoadProgress, Snapshot
+from engine.numbers import SPACE
 
 DONE = Generation(
     text="x", reasoning="", token_ids=tuple(range(212)), prompt_tokens=31, dropped_prompt_tokens=0,
@@ -33,7 +34,7 @@ SNAPSHOT = Snapshot("ready", 1.0, 1, 3000, 1024, 212, False, 500, 4096, 10**9, N
     ],
 )
 def test_significant(value: float | None, text: str) -> None:
-    assert fmt.significant(value) == text.replace(" ", fmt.SPACE)
+    assert fmt.significant(value) == text.replace(" ", SPACE)
 
 
 def test_units() -> None:
@@ -48,7 +49,7 @@ def test_units() -> None:
 
 
 def test_readout() -> None:
-    assert readout(DONE).replace(fmt.SPACE, " ").replace(NBSP, " ") == (
+    assert readout(DONE).replace(SPACE, " ").replace(NBSP, " ") == (
         "212 tok · 3 412 tok/s · 3.12 tok/round · acceptance 71 % · first token 9.04 ms · "
         "stopped: end of answer"
     )
@@ -81,7 +82,7 @@ def test_what_was_not_measured_is_left_out() -> None:
 def test_the_now_sentence() -> None:
     reading = now(replace(SNAPSHOT, state="prefilling"), None, None, 988.0)
     assert reading.sentence == "reading the prompt"
-    assert reading.detail.replace(fmt.SPACE, " ") == "1 024 of 3 000 tok (34 %) · 2.0 s left"
+    assert reading.detail.replace(SPACE, " ") == "1 024 of 3 000 tok (34 %) · 2.0 s left"
     assert reading.share == pytest.approx(1024 / 3000)
     loading = now(
         replace(SNAPSHOT, state="loading"),

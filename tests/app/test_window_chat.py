@@ -168,7 +168,7 @@ def test_an_error_shows_its_card_and_keeps_the_text(console) -> None:
 def test_a_prompt_that_does_not_fit_is_refused_with_its_numbers(console) -> None:
     one = console(FAST)
     one.ask("x" * 40_000)
-    assert "10008 tokens; the context holds 8192" in one.answer.error_card.report.cause
+    assert "10\u202f008 tokens; the context holds 8\u202f192" in one.answer.error_card.report.cause
     assert one.answer.figures.text().startswith("refused")
     one.ask("short")
     assert one.engine.requests[-1].messages == (Message("user", "short"),)

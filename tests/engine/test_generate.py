@@ -14,6 +14,7 @@ from engine import Engine
 from engine.answer import AnswerStream
 from engine.api import GenerateRequest, Message
 from engine.errors import NumericsError, PromptError, UsageError
+from engine.numbers import grouped
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +128,7 @@ def test_a_prompt_that_does_not_fit_is_refused_with_the_numbers_or_cut_on_reques
     with pytest.raises(PromptError, match="256") as refused:
         engine.generate(ask(long))
     tokens, _ = engine.prompt_ids(ask(long))
-    assert f"{len(tokens):,}" in refused.value.cause
+    assert f"{grouped(len(tokens))}" in refused.value.cause
     cut = engine.generate(ask(long, truncate=True, max_tokens=1))
     assert cut.prompt_tokens == 255
     assert cut.dropped_prompt_tokens == len(tokens) - 255

@@ -10,6 +10,7 @@ import pytest
 from checkpoints import make_checkpoint
 
 from engine.cli import OK, USAGE, main
+from engine.numbers import grouped
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def test_a_context_beyond_the_model_is_cut_in_words(
 ) -> None:
     words = ["--prompt", "the", "--raw", "--max-tokens", "2", "--threads", "1"]
     assert main(["generate", "--model", model, *words, "--context", str(context)]) == OK
-    told = "note: The context holds 128 tokens, the model's limit; 100,000 were asked for.\n"
+    told = "note: The context holds 128 tokens, the model's limit; 100\u202f000 were asked for.\n"
     assert (told in capsys.readouterr().err) == (context > 128)
 
 
@@ -35,7 +36,7 @@ def test_a_cut_prompt_is_counted(capsys: pytest.CaptureFixture[str], model: str)
     dropped = json.loads(capsys.readouterr().out)["dropped_prompt_tokens"]
     assert dropped > 0
     assert main(["generate", "--model", model, *words[:-1]]) == OK
-    assert f"2 tokens, {dropped:,} tokens of the prompt cut, " in capsys.readouterr().err
+    assert f"2 tokens, {grouped(dropped)} tokens of the prompt cut, " in capsys.readouterr().err
 
 
 def test_answers_that_the_context_cuts_short_are_told(
@@ -46,7 +47,7 @@ def test_answers_that_the_context_cuts_short_are_told(
     common = ["--model", model, "--threads", "1", "--prompts", str(prompts)]
     agree = ["agree", *common, "--configs", "served", "--tokens"]
     assert main([*agree, "5000"]) == OK
-    told = "2 of 2 answers ended before 5,000 tokens, because the context was full\n"
+    told = "2 of 2 answers ended before 5\u202f000 tokens, because the context was full\n"
     assert told in capsys.readouterr().out
     assert main([*agree, "4"]) == OK
     assert "ended before" not in capsys.readouterr().out
@@ -83,13 +84,17 @@ def test_an_ab_notes_answers_that_are_shorter_than_asked(
         (["bench", "--case-limit", "0"], "Case limit 0.0", "seconds above 0"),
         (["bench", "--seed", "-1"], "--seed -1 is negative", "0 or more"),
         (["bench", "--suite", "plan", "--context", "0"], "A context of 0", "1 to 4096"),
-        (["bench", "--suite", "plan", "--context", "9999"], "A context of 9,999", "1 to 4096"),
+        (["bench", "--suite", "plan", "--context", "9999"], "A context of 9\u202f999", "1 to 4096"),
         (
             ["bench", "--suite", "policies", "--accept", "0.5", "--context", "9000"],
-            "demo has 4,096",
+            "demo has 4\u202f096",
             "--context or --tokens",
         ),
-        (["bench", "--suite", "policies", "--tokens", "9000"], "9,000 tokens do not", "--tokens "),
+        (
+            ["bench", "--suite", "policies", "--tokens", "9000"],
+            "9\u202f000 tokens do not",
+            "--tokens ",
+        ),
         (
             ["generate", "--prompt", "a", "--seed", str(1 << 64)],
             "seed 18446744073709551616",

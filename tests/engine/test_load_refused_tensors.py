@@ -152,6 +152,6 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
         if path.stat().st_size == size:
             os.truncate(path, 1000)
 
-    with pytest.raises(CheckpointError, match=f"{SINGLE} shrank to 1,000 bytes") as raised:
+    with pytest.raises(CheckpointError, match=f"{SINGLE} shrank to 1\u202f000 bytes") as raised:
         read_checkpoint(tmp_path, on_progress=shrink)
     assert raised.value.next_step

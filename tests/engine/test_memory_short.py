@@ -73,7 +73,7 @@ def test_buffers_without_memory_name_the_context_and_free_the_workers(
     monkeypatch.setattr(Arena, "build", exhausted)
     with pytest.raises(MemoryShortError) as caught:
         Engine.open(model, threads=1)
-    assert "small-model and a context of 1,024 tokens" in caught.value.cause
+    assert "small-model and a context of 1\u202f024 tokens" in caught.value.cause
     assert "(last step: packing layer 4 of 4)" in caught.value.cause
     assert pools[0].handle is None
 
@@ -92,7 +92,7 @@ def test_the_command_says_it_without_a_traceback(
         "QWEN38_CPU_ISA=reference",
     ]
     for method, what in (
-        ("__init__", "a context of 1,024 tokens"),
+        ("__init__", "a context of 1\u202f024 tokens"),
         ("prefill", "`rondo generate`"),
     ):
         with monkeypatch.context() as full:
@@ -129,7 +129,10 @@ def test_a_process_at_its_limit_ends_with_the_words(model: Path, tmp_path: Path)
         [sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == FAILED
-    assert "not enough memory for long-model and a context of 1,048,576 tokens" in done.stderr
+    assert (
+        "not enough memory for long-model and a context of 1\u202f048\u202f576 tokens"
+        in done.stderr
+    )
     assert "Traceback" not in done.stderr
 
 

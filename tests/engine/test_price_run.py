@@ -107,7 +107,7 @@ def test_prices_are_the_pass_and_its_commit_without_the_recording(clock: Clock) 
     told: list[str] = []
     classes = measure_prices(backend, request, on_progress=told.append)
     assert list(classes) == [1024]
-    assert told[0] == "context classes left out: 4,096; 1,400 positions have no room"
+    assert told[0] == "context classes left out: 4\u202f096; 1\u202f400 positions have no room"
     chain, tree = classes[1024]["chain"], classes[1024]["tree"]
     assert chain == {rows: pytest.approx(1.01 + 0.1 * rows) for rows in (1, 2, 8, 32)}
     assert tree[8] == pytest.approx(1.8 * 1.5 + 0.01)

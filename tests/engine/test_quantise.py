@@ -13,12 +13,14 @@ import torch
 from checkpoints import edit_tensors, make_checkpoint
 
 from engine import Engine
+from engine.cli import OK, main
 from engine.errors import Cancelled, CheckpointError, UsageError
 from engine.load import quantise
 from engine.load.checkpoint import read_checkpoint
 from engine.load.quantise import quantise_checkpoint
 from engine.load.stored import Dense, Fp8Row, Nvfp4
 from engine.load.weights import AttentionLayerWeights
+from engine.numbers import byte_size
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +74,21 @@ def test_clip_search_is_never_worse_than_rounding(source: Path, tmp_path: Path) 
         reports = quantise_checkpoint(source, tmp_path / method, method=method)
         totals.append(sum(r.relative_error for r in reports if r.format_name == "NVFP4"))
     assert totals[1] <= totals[0]
+
+
+def test_the_command_tells_parts_of_any_size(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--out", str(tmp_path / "copy"), "--method", "rtn", "--no-loss"]
+    assert main(["quantize", "--model", str(source), *out]) == OK
+    told = capsys.readouterr().out.splitlines()
+    sizes = [line.partition(": ")[2] for line in told[:-1]]
+    bytes_by_format: dict[str, int] = {}
+    for module in quantise_checkpoint(source, tmp_path / "again"):
+        known = bytes_by_format.get(module.format_name, 0)
+        bytes_by_format[module.format_name] = known + module.nbytes
+    assert sizes == [byte_size(size) for size in bytes_by_format.values()]
+    assert all(size.endswith(" kB") for size in sizes)
 
 
 def test_the_copy_answers_with_the_same_tokenizer_and_template(

@@ -177,7 +177,7 @@ def test_a_request_without_a_model_fails_with_the_next_step(handle: ThreadedEngi
 def test_a_refused_prompt_reports_and_the_engine_stays_ready(listener: Listener) -> None:
     listener.handle.generate(ask("word " * 9000))
     failed = listener.wait(Failed)
-    assert "4,096" in failed.report.cause
+    assert "4\u202f096" in failed.report.cause
     listener.handle.generate(ask("the"))
     assert listener.wait(Finished)
 

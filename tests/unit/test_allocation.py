@@ -28,8 +28,8 @@ def raised_by(act: Callable[[], object]) -> BaseException:
     ("act", "asked"),
     [
         (lambda: bytearray(1 << 62), None),
-        (lambda: np.empty((1 << 20, 1 << 30), np.uint8), "1,125,899.91 GB"),
-        (lambda: torch.empty(HUGE, dtype=torch.uint8), "1,152,921,504.61 GB"),
+        (lambda: np.empty((1 << 20, 1 << 30), np.uint8), "1\u202f125\u202f899.91 GB"),
+        (lambda: torch.empty(HUGE, dtype=torch.uint8), "1\u202f152\u202f921\u202f504.61 GB"),
     ],
 )
 def test_a_real_failure_names_what_and_how_much(
