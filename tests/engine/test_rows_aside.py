@@ -44,6 +44,21 @@ def test_plain_rounds_leave_the_entries_of_a_prompt(loaded: Loaded, plain_rounds
         assert torch.equal(got[name], expected[name]), name
 
 
+def test_a_prompt_goes_on_behind_plain_rounds(loaded: Loaded) -> None:
+    ids = token_ids(STATE_CASE, CAPACITY, seed=14)
+    snapshots = []
+    for rounds in (5, 0):
+        backend = NATIVE.make(loaded.config, loaded.weights, CAPACITY)
+        backend.reset(speculate=True)
+        backend.prefill(ids[:PROMPT])
+        for token in ids[PROMPT : PROMPT + rounds]:
+            backend.verify([token])
+            backend.commit(1)
+        backend.prefill(ids[PROMPT + rounds : PROMPT + 9])
+        snapshots.append(NATIVE.snapshot(backend))
+    assert all(torch.equal(part, snapshots[1][name]) for name, part in snapshots[0].items())
+
+
 def test_drafts_between_a_pass_and_its_commit_leave_the_row_as_it_is(loaded: Loaded) -> None:
     ids = token_ids(STATE_CASE, CAPACITY, seed=13)
     drafts = []

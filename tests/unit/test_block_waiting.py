@@ -99,6 +99,20 @@ def test_rounds_that_nothing_drafts_for_are_let_go() -> None:
     assert rows.first == 0
 
 
+def test_rounds_that_were_drafted_for_are_not_let_go() -> None:
+    rows = Counted()
+    rows.reset(active=True)
+    for _ in range(2):
+        for _ in range(4):
+            rows.add(rows.run, [0], in_round=True)
+        rows._extend(rows.run, in_round=True)  # a draft
+    rows.add(rows.run, range(7))
+    rows.told.clear()
+    rows.add(rows.run, [0, 1], in_round=True)
+    assert rows.told == [8, ("block context", 8), ([0, 1], 0, True)]
+    assert rows.first == 0
+
+
 def test_without_speculation_nothing_is_counted() -> None:
     rows = Counted()
     rows.reset(active=False, length=3)
