@@ -40,6 +40,23 @@ def test_undrafted_rounds_cost_the_head_nothing(loaded: Loaded) -> None:
     assert torch.equal(kept, everything[-len(kept) :])
 
 
+@pytest.mark.parametrize("waiting", [1, 2, 3, 5])
+def test_a_draft_behind_another_anchor_starts_from_the_same_row(
+    loaded: Loaded, waiting: int
+) -> None:
+    ids = token_ids(STATE_CASE, CAPACITY, seed=44)
+    drafts = []
+    for anchors in ((3, 9), (9,)):
+        backend = NATIVE.make(loaded.config, loaded.weights, CAPACITY)
+        backend.reset(speculate=True)
+        backend.prefill(ids[:PROMPT])
+        backend.draft_steps(ids[PROMPT], 1, 1)
+        backend.verify(ids[PROMPT : PROMPT + waiting])
+        backend.commit(waiting)
+        drafts.append([backend.draft_steps(anchor, 2, 3) for anchor in anchors][-1])
+    assert drafts[0] == drafts[1]
+
+
 def test_a_sequence_that_starts_anew_keeps_its_newest_rows() -> None:
     queue = MtpQueue(active=True)
     queue.add(range(100))
