@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from staircut_world import CHAIN, World, deep, hopeless
+from staircut_world import CHAIN, REST_MS, World, deep, hopeless
 
 from engine.spec.drafter import RoundOutcome
 from engine.spec.staircut import StairCut
@@ -99,6 +99,26 @@ def test_looks_are_judged_with_what_they_take_beside_their_pass() -> None:
     for _ in range(4):
         stair._wakes.add(2, 1.2 * plain_ms)  # as such a gain; with 5 ms on top of each it is none
     assert not stair._wakes.worth(sure=False)
+
+
+def test_what_a_rare_pass_takes_beyond_its_price_belongs_to_its_rest() -> None:
+    world = World()
+    world.lookup_ms = 0.2  # so that passes behind a decision teach no price
+    stair = world.stair()
+    stair._heads = ()
+    world.decode(stair, hopeless(1))
+    stair.begin(PROMPT)
+    stair.resting = False
+    looked = DraftTree.chain((39, 40, 41, 42), (0.9, 0.8, 0.7), "lookup")
+    for _ in range(4):
+        begun_ms = world.now_ms
+        stair.propose(39, 31)
+        draft_ms = world.now_ms - begun_ms
+        world.now_ms += 5.0 + REST_MS
+        stair.settle(RoundOutcome(looked, (0,), (39,), draft_ms, 5.0))
+    stair._doze.begin()
+    stair.propose(39, 31)
+    assert stair._rests.looked_ms == pytest.approx(5.0 - CHAIN[4] + REST_MS, rel=0.05)
 
 
 class Slow:
