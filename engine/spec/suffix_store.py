@@ -201,16 +201,13 @@ class SuffixStore:
     def _mapped(self, count: int | None = None) -> np.ndarray:
         """The first `count` tokens, or all whole ones, of the one file that is opened here.
 
-        Counted on the open file, since another process may replace the one of that name at any time. Raises
-        OSError when it holds fewer.
+        Counted on the open file, since another process may replace the one of that name at any time. None
+        where there is no file; raises ValueError when it holds fewer.
         """
         try:
             with open(self._folder / "tokens.bin", "rb") as file:
-                held = os.fstat(file.fileno()).st_size // _TOKEN.itemsize
                 if count is None:
-                    count = held
-                elif held < count:
-                    raise OSError(f"tokens.bin holds {held} tokens, {count} were expected")
+                    count = os.fstat(file.fileno()).st_size // _TOKEN.itemsize
                 if count:
                     return np.memmap(file, _TOKEN, "r", shape=(count,))
         except FileNotFoundError:
