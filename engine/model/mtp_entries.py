@@ -22,7 +22,7 @@ class MtpEntries(ABC):
     """Keeps the entries of committed rows and drafts behind them.
 
     Passes run through `run`, which is handed in with every call, so that the backend and this do not hold each
-    other. Every round comes by here: nothing is called that can be done in place.
+    other. Rounds come by here one by one: nothing is called that can be done in place.
     """
 
     def __init__(
