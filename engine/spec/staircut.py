@@ -267,7 +267,7 @@ class StairCut:
             self._own.learn(own_ms)
 
     def pass_by(self, anchor: int, token: int, verify_ms: float) -> None:
-        """A round that was dozed through; whatever could be looked up ends the doze, some rounds later."""
+        """A round that was dozed through; what is worth a look ends the doze, some rounds later."""
         self._counts[ROUTED] += 1
         doze, lookup = self._doze, self._lookup
         if doze.took(anchor, token, verify_ms):
@@ -300,7 +300,7 @@ class StairCut:
             self._rest(min((head.rounds_left for head in probed), default=_FOR_GOOD))
 
     def _rest(self, longest: int) -> None:
-        """Let rounds pass, at most so many, until something could be looked up."""
+        """Let rounds pass, at most so many, until something is worth a look."""
         self._wakes.begin()
         plain_ms = self._prices.curves(self._context)[0][1] * self._prices.level
         if self._doze.end(own_ms=self._own.ms, plain_ms=plain_ms, longest=longest):
@@ -310,7 +310,7 @@ class StairCut:
 
     @property
     def _stirs(self) -> bool:
-        """Whether so much stood before that a look may bring something."""
+        """Whether so much stood before that a look may bring something, which the next rounds tell."""
         lookup = self._lookup
         return lookup is not None and lookup.stirs and self._wakes.worth(sure=lookup.sure)
 

@@ -57,7 +57,7 @@ class LookupArm:
 
     @property
     def sure(self) -> bool:
-        """Whether as many of the last tokens stood before as are ever compared."""
+        """Whether as many of the last tokens stood before as are ever compared, or a store knows them."""
         return self._drafter.sure
 
     def follow(self, anchor: int, tokens: Sequence[int]) -> None:
