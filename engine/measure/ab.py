@@ -146,8 +146,12 @@ class _Run:
 
     def measure(self) -> None:
         """Everything in order; ends early where the texts or the paths already decide."""
+        setting = self._sides.setting
         for side in SIDES:
             self._sides.enter(side)
+            if side != BASE and setting.drafts_alike and not setting.reloads:
+                # Else the costs of the candidate's passes would decide what both sides draft.
+                self._sides.hold()
             for work in self._works:
                 self._others.append(self._one(f"warming the {side}", side, work, 0, 0))
         self._sides.hold()

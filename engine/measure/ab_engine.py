@@ -18,6 +18,7 @@ from engine.knobs import KNOBS, PREFIX, Knob, KnobSet, knob_named, status_of
 from engine.measure.ab_evidence import BASE, CANDIDATE, SIDES, Measured, Setting
 from engine.measure.interruptions import interruptions
 from engine.measure.workloads import Workload
+from engine.spec.choose_drafter import SWITCHES as DRAFTER_SWITCHES
 from engine.spec.decode import Round
 
 OnRound = Callable[[Round, float, int], None]
@@ -80,6 +81,7 @@ class EngineSides:
             weight_format=engine.card.weight_format,
             threads=engine.card.threads,
             settles=reloads or any(knob.name in _STARTS_WORKERS for knob in switches),
+            drafts_alike=not any(knob.name in DRAFTER_SWITCHES for knob in switches),
         )
 
     def enter(self, side: str, *, fresh: bool = False) -> None:

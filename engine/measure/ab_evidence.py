@@ -38,7 +38,11 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is compared, and where. settles: a flip makes something anew, an untimed answer has to follow it."""
+    """What is compared, and where.
+
+    settles: a flip makes something anew, an untimed answer has to follow it. drafts_alike: both sides draft by
+    the same switches, so that what the base learned holds for both.
+    """
 
     switches: tuple[Knob, ...]  # whose values differ between the sides
     base: Changes  # values that differ from their defaults
@@ -49,6 +53,7 @@ class Setting:
     weight_format: str
     threads: int
     settles: bool = False
+    drafts_alike: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,9 +101,13 @@ def test_a_forced_run_without_a_text_follows_what_the_base_writes(engine: Engine
     }
 
 
+@pytest.mark.parametrize(
+    ("candidate", "teaches"), [(FLIP, False), ({"QWEN38_MTP_DEPTH": "2"}, True)]
+)
 def test_learning_is_held_while_it_is_timed_and_goes_on_afterwards(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, candidate: dict[str, str], teaches: bool
 ) -> None:
+    """The costs of a candidate's passes must not decide what the base drafts; its own drafter learns."""
     states: list[bool] = []
     real = engine.generate
 
@@ -112,8 +116,8 @@ def test_learning_is_held_while_it_is_timed_and_goes_on_afterwards(
         return real(*args, **kwargs)
 
     monkeypatch.setattr(engine, "generate", generate)
-    compare_on(engine, CompareRequest(candidate=FLIP, **SHORT))
-    assert states[:2] == [True, True]
+    compare_on(engine, CompareRequest(candidate=candidate, **SHORT))
+    assert states[:2] == [True, teaches]  # the warm-ups
     assert not any(states[2:])
     assert engine._memory.rate.learning
 

@@ -59,9 +59,17 @@ def test_pairs_alternate_and_swap_their_order(store: NoiseStore) -> None:
     pairs = ["candidate", "base"] + ["base", "candidate", "candidate", "base"] * 5
     assert names == ["base", "candidate", *noise, *pairs]
     blocks = [(b.pair_index, b.order_in_pair, b.side) for b in report.blocks]
-    assert sides.held == [2]  # behind the warm-up of both sides, before anything is timed
+    assert sides.held == [1, 2]  # behind the base's warm-up, and before anything is timed
     assert blocks[:4] == [(1, 0, "base"), (1, 1, "candidate"), (2, 0, "candidate"), (2, 1, "base")]
     assert sides.restored == 1
+
+
+def test_sides_that_draft_differently_both_learn_in_their_warm_up(store: NoiseStore) -> None:
+    request = CompareRequest(candidate=FLIP, tokens=64, repeats=1, workload="copy")
+    sides = ScriptedSides(request, CompareScript())
+    sides.setting = replace(sides.setting, drafts_alike=False)
+    compare(store, sides=sides, workload="copy")
+    assert sides.held == [2]
 
 
 def test_a_pair_is_the_pool_of_its_blocks(store: NoiseStore) -> None:
