@@ -277,7 +277,7 @@ class StairCut:
                 lookup.follow(doze.anchor, tokens)
                 if self._learning:
                     self._wakes.pause(len(tokens))
-                if self._stirs:
+                if self._wakes_up():
                     doze.wake()
             self.resting = doze.on
 
@@ -295,7 +295,7 @@ class StairCut:
                 round_ms = choice.expected_tokens / choice.tokens_per_ms
                 self._hold.start(head, self._steps, choice, self._own.ms / round_ms)
             return
-        if len(done.tokens) == 1 and not self._stirs:
+        if len(done.tokens) == 1 and not self._wakes_up():
             probed = self._heads if self._learning else ()
             self._rest(min((head.rounds_left for head in probed), default=_FOR_GOOD))
 
@@ -308,8 +308,7 @@ class StairCut:
             self._dozing = RouteChoice(PLAIN, 0, 1.0, value, (), self._prices.source, DOZING)
             self.choice, self.resting = self._dozing, True
 
-    @property
-    def _stirs(self) -> bool:
+    def _wakes_up(self) -> bool:
         """Whether so much stood before that a look may bring something, which the next rounds tell."""
         lookup = self._lookup
         return lookup is not None and lookup.stirs and self._wakes.worth(sure=lookup.sure)
