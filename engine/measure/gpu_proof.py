@@ -152,8 +152,8 @@ class Prover:
         found = backend.operation_times()
         backend.close()
         name = "operations of captured rounds are timed"
-        if isinstance(found, str):
-            return Proof(name, False, found)
+        if isinstance(found, str) or not found:
+            return Proof(name, False, found or "not one was")
         return Proof(name, True, ", ".join(f"{row.name} {row.total_ms:.3f} ms" for row in found))
 
 
