@@ -149,10 +149,12 @@ class _Run:
         setting = self._sides.setting
         for side in SIDES:
             self._sides.enter(side)
+            turns = setting.learning_turns
             if side != BASE and setting.drafts_alike and not setting.reloads:
                 # Else the costs of the candidate's passes would decide what both sides draft.
                 self._sides.hold()
-            for work in self._works:
+                turns = 1
+            for work in tuple(self._works) * turns:
                 self._others.append(self._one(f"warming the {side}", side, work, 0, 0))
         self._sides.hold()
         if fault_of(self._evidence()):

@@ -24,6 +24,8 @@ from engine.spec.decode import Round
 OnRound = Callable[[Round, float, int], None]
 # A flip starts other workers, and every pass is recorded for them anew.
 _STARTS_WORKERS = frozenset({"CPU_THREADS"})
+# Held after fewer answers, a router goes on probing or leaves out what it had no time to try.
+_ROUTER_TURNS = 4
 
 
 class EngineSides:
@@ -81,8 +83,13 @@ class EngineSides:
             weight_format=engine.card.weight_format,
             threads=engine.card.threads,
             settles=reloads or any(knob.name in _STARTS_WORKERS for knob in switches),
+            learning_turns=_ROUTER_TURNS if self._routes() else 1,
             drafts_alike=not any(knob.name in DRAFTER_SWITCHES for knob in switches),
         )
+
+    def _routes(self) -> bool:
+        """Whether a router drafts on a side."""
+        return any(self._knobs[side].flag("LEN_SWITCH") for side in SIDES)
 
     def enter(self, side: str, *, fresh: bool = False) -> None:
         self._apply(self._knobs[side], fresh=fresh)

@@ -41,7 +41,8 @@ class Setting:
     """What is compared, and where.
 
     settles: a flip makes something anew, an untimed answer has to follow it. drafts_alike: both sides draft by
-    the same switches, so that what the base learned holds for both.
+    the same switches, so that what the base learned holds for both. learning_turns: over all prompts, before
+    what was learned is held.
     """
 
     switches: tuple[Knob, ...]  # whose values differ between the sides
@@ -54,6 +55,7 @@ class Setting:
     threads: int
     settles: bool = False
     drafts_alike: bool = True
+    learning_turns: int = 1
 
 
 @dataclass(frozen=True, slots=True)

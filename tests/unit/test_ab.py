@@ -67,9 +67,13 @@ def test_pairs_alternate_and_swap_their_order(store: NoiseStore) -> None:
 def test_sides_that_draft_differently_both_learn_in_their_warm_up(store: NoiseStore) -> None:
     request = CompareRequest(candidate=FLIP, tokens=64, repeats=1, workload="copy")
     sides = ScriptedSides(request, CompareScript())
-    sides.setting = replace(sides.setting, drafts_alike=False)
+    sides.setting = replace(sides.setting, drafts_alike=False, learning_turns=3)
     compare(store, sides=sides, workload="copy")
-    assert sides.held == [2]
+    assert sides.held == [6]
+    alike = ScriptedSides(request, CompareScript())
+    alike.setting = replace(alike.setting, learning_turns=3)
+    compare(store, sides=alike, workload="copy")
+    assert alike.held == [3, 4]
 
 
 def test_a_pair_is_the_pool_of_its_blocks(store: NoiseStore) -> None:
