@@ -149,13 +149,15 @@ class _Run:
         setting = self._sides.setting
         for side in SIDES:
             self._sides.enter(side)
-            turns = setting.learning_turns
+            learning_s = setting.learning_s
             if side != BASE and setting.drafts_alike and not setting.reloads:
                 # Else the costs of the candidate's passes would decide what both sides draft.
                 self._sides.hold()
-                turns = 1
-            for work in tuple(self._works) * turns:
-                self._others.append(self._one(f"warming the {side}", side, work, 0, 0))
+                learning_s = 0.0
+            self._others += self._warm(side)
+            begun_s = time.monotonic()
+            while time.monotonic() - begun_s < learning_s:
+                self._warm(side)
         self._sides.hold()
         if fault_of(self._evidence()):
             return
@@ -180,6 +182,10 @@ class _Run:
         return build_report(
             self._evidence(), machine=self._machine, seconds=time.monotonic() - self._begun_s
         )
+
+    def _warm(self, side: str) -> list[Measured]:
+        """Every prompt once, untimed."""
+        return [self._one(f"warming the {side}", side, work, 0, 0) for work in self._works]
 
     def _settle_repeats(self) -> None:
         """Fix how often a pair repeats each answer, where the request leaves it open."""

@@ -24,8 +24,8 @@ from engine.spec.decode import Round
 OnRound = Callable[[Round, float, int], None]
 # A flip starts other workers, and every pass is recorded for them anew.
 _STARTS_WORKERS = frozenset({"CPU_THREADS"})
-# Held after fewer answers, a router goes on probing or leaves out what it had no time to try.
-_ROUTER_TURNS = 4
+# Held earlier, a router goes on trying, or leaves out, what it had no rounds to find out about.
+_ROUTER_S = 2.0
 
 
 class EngineSides:
@@ -83,7 +83,7 @@ class EngineSides:
             weight_format=engine.card.weight_format,
             threads=engine.card.threads,
             settles=reloads or any(knob.name in _STARTS_WORKERS for knob in switches),
-            learning_turns=_ROUTER_TURNS if self._routes() else 1,
+            learning_s=_ROUTER_S if self._routes() else 0.0,
             drafts_alike=not any(knob.name in DRAFTER_SWITCHES for knob in switches),
         )
 

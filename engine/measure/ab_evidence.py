@@ -41,8 +41,8 @@ class Setting:
     """What is compared, and where.
 
     settles: a flip makes something anew, an untimed answer has to follow it. drafts_alike: both sides draft by
-    the same switches, so that what the base learned holds for both. learning_turns: over all prompts, before
-    what was learned is held.
+    the same switches, so that what the base learned holds for both. learning_s: what learns is warmed for so
+    many seconds before it is held, and over all prompts once at least.
     """
 
     switches: tuple[Knob, ...]  # whose values differ between the sides
@@ -55,7 +55,7 @@ class Setting:
     threads: int
     settles: bool = False
     drafts_alike: bool = True
-    learning_turns: int = 1
+    learning_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,13 +67,20 @@ def test_pairs_alternate_and_swap_their_order(store: NoiseStore) -> None:
 def test_sides_that_draft_differently_both_learn_in_their_warm_up(store: NoiseStore) -> None:
     request = CompareRequest(candidate=FLIP, tokens=64, repeats=1, workload="copy")
     sides = ScriptedSides(request, CompareScript())
-    sides.setting = replace(sides.setting, drafts_alike=False, learning_turns=3)
+    sides.setting = replace(sides.setting, drafts_alike=False)
     compare(store, sides=sides, workload="copy")
-    assert sides.held == [6]
-    alike = ScriptedSides(request, CompareScript())
-    alike.setting = replace(alike.setting, learning_turns=3)
-    compare(store, sides=alike, workload="copy")
-    assert alike.held == [3, 4]
+    assert sides.held == [2]
+
+
+def test_what_learns_is_warmed_for_a_while(store: NoiseStore) -> None:
+    request = CompareRequest(candidate=FLIP, tokens=64, repeats=1, workload="copy")
+    sides = ScriptedSides(request, CompareScript())
+    sides.setting = replace(sides.setting, learning_s=0.05)
+    report = compare(store, sides=sides, workload="copy")
+    base, both = sides.held
+    assert base > 2
+    assert both == base + 1  # the candidate drafts by what the base learned
+    assert report.n_pairs == 10
 
 
 def test_a_pair_is_the_pool_of_its_blocks(store: NoiseStore) -> None:
