@@ -154,8 +154,8 @@ class _Run:
                 # Else the costs of the candidate's passes would decide what both sides draft.
                 self._sides.hold()
                 learning_s = 0.0
-            self._others += self._warm(side)
             begun_s = time.monotonic()
+            self._others += self._warm(side)
             while time.monotonic() - begun_s < learning_s:
                 self._warm(side)
         self._sides.hold()
