@@ -272,7 +272,7 @@ class SuffixStore:
                 self._sort_on_disk(generation)
         except BlockingIOError:
             return  # another process is at it, and its suffix array will be taken
-        except (OSError, CorpusError, MemoryError) as error:
+        except (OSError, ValueError, CorpusError, MemoryError) as error:
             self._tell(error)
 
     def _sort_on_disk(self, generation: int) -> None:

@@ -81,8 +81,9 @@ RONDO_OP(add) {
 
 // Nothing is written to a slot that does not exist.
 RONDO_OP(keep_row) {
+  (void)workers;
   const int32_t slot = *a->slot;
-  if (worker == 0 && workers > 0 && slot >= 0 && slot < a->slots)
+  if (worker == 0 && slot >= 0 && slot < a->slots)
     memcpy(a->kept + int64_t(slot) * a->width, a->x, size_t(a->width) * sizeof(uint16_t));
 }
 
