@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -142,26 +142,9 @@ class Arena:
             draft_sums=aligned_zeros(MAX_DRAFT, torch.float32),
         )
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of every buffer, KV and state included."""
-        return sum(_nbytes(getattr(self, field.name)) for field in fields(self))
-
 
 def delta_shape(config: ModelConfig) -> DeltaShape:
     """Heads of the delta layers; one head of the smallest size where a model has none."""
     if not config.gdn_layers:
         return DeltaShape(1, 1, 4, 16)
     return DeltaShape(config.key_heads, config.value_heads, config.key_dim, config.value_dim)
-
-
-def _nbytes(value: object) -> int:
-    if isinstance(value, Tensor):
-        return value.nbytes
-    if isinstance(value, dict):
-        return sum(_nbytes(item) for item in value.values())
-    if isinstance(value, tuple):
-        return sum(_nbytes(item) for item in value)
-    if value is None or isinstance(value, int):
-        return 0
-    return sum(_nbytes(getattr(value, field.name)) for field in fields(value))

@@ -60,16 +60,6 @@ class ModelConfig:
     mtp_layers: int
 
     @property
-    def attention_group(self) -> int:
-        """Query heads that share one key/value head."""
-        return self.attention_heads // self.kv_heads
-
-    @property
-    def value_group(self) -> int:
-        """Value heads that share one key head: value head j uses key head j // value_group."""
-        return self.value_heads // self.key_heads
-
-    @property
     def attention_width(self) -> int:
         """Columns of o_proj: all query heads side by side."""
         return self.attention_heads * self.head_dim
@@ -131,14 +121,6 @@ class ModelConfig:
             + len(self.gdn_layers) * self.gdn_layer_parameters
         )
         return tables + layers + self.hidden_size
-
-    @property
-    def mtp_parameters(self) -> int:
-        """Parameters of the MTP head; 0 without one."""
-        if not self.mtp_layers:
-            return 0
-        own = 2 * self.hidden_size * self.hidden_size + 3 * self.hidden_size
-        return own + self.mtp_layers * self.attention_layer_parameters
 
     def kv_bytes_per_token(self, *, scaled: bool = False) -> int:
         """Key and value bytes of one token over all attention layers, the MTP layer's too.
