@@ -64,16 +64,6 @@ class Lattice:
         """Probabilities of `slot`'s candidates behind a candidate of the slot before (any, for slot 0)."""
         return self.first if slot == 0 else self.step[slot - 1, candidate]
 
-    def greedy(self, slots: int | None = None) -> list[tuple[int, float]]:
-        """The greedy walk: (token, probability of the path to it) of each slot."""
-        walk, candidate, score = [], 0, 1.0
-        for slot in range(min(len(self.tokens), slots or len(self.tokens))):
-            chances = self.behind(slot, candidate)
-            candidate = int(chances.argmax())
-            score *= float(chances[candidate])
-            walk.append((self.tokens[slot][candidate], score))
-        return walk
-
     def tree(self, limit: int, mode: str, source: str) -> DraftTree:
         """A tree of at most `limit` (1 or more) nodes: the greedy walk, then the best of what is left.
 

@@ -51,14 +51,14 @@ class LookupRate:
         self._counts: dict[Bucket, tuple[float, float]] = {}
 
     @staticmethod
-    def read(path: str | Path, *, learning: bool = True) -> LookupRate:
+    def read(path: str | Path) -> LookupRate:
         """Rates with the prior of a JSON file: {"local|8|3": [successes, failures], ...}.
 
         A key is source | match length | copy run, the last as the number of its bin: 0 for none, 1 for 1 to 7
         tokens, 2 for 8 to 23, 3 for more. Keys that start with _ are notes. Raises UsageError for a file that
         cannot be read or says anything else.
         """
-        return LookupRate(read_prior(path), learning=learning)
+        return LookupRate(read_prior(path))
 
     def rho(self, source: str, match_length: int, copy_run: int) -> float | None:
         """The rate for a match in `source` after `copy_run` copied tokens; None where nothing is known.

@@ -152,7 +152,7 @@ class StairCut:
                 return
             if self._learning:
                 extra = self._extra(head, head.probe(plan), prices)
-                longest = min(longest, head.wait(extra, worth=plan.value > plain_value))
+                longest = min(longest, head.wait(extra, promise=plan.value / plain_value))
         self._rest(longest)
 
     def _start_held(self, head: StepHead, plan: Plan, round_ms: float) -> None:
@@ -208,7 +208,9 @@ class StairCut:
         at_hand = max(plain_value, found[0].cut.value) if found else plain_value
         head, plan, skipped = self._choose_head(at_hand, terms, missed)
         if head is None:
-            return self._take(found, plain_value, skipped)
+            awake_ms = prices[0][1] + (self._rests.plain_ms + self._own.ms) / level
+            least = 0.0 if self._whole else 1.0 / awake_ms
+            return self._take(found, plain_value, skipped, least=least)
         self._asked_head, self._steps = head, plan.steps
         drafted = head.draft(anchor, plan.steps, limit, self._context, self._clock)
         self._head_ms = head.draft_ms
@@ -250,8 +252,8 @@ class StairCut:
         self._context += len(done.tokens)
         self._with_head = head_ms > 0.0
         if asked and self.choice.probe and self._learning:
-            taken_ms = (done.draft_ms + done.verify_ms) * self._plain_value / self._prices.level
-            self._asked_head.probed(taken_ms - 1.0)
+            taken = (done.draft_ms + done.verify_ms) * self._plain_value / self._prices.level
+            self._asked_head.probed(taken - 1.0, paid=len(done.tokens) >= taken)
         if self._learning and self._with_head:
             self._yield.add(len(done.tokens), head_ms + done.verify_ms)
         elif self._learning:
@@ -353,9 +355,9 @@ class StairCut:
                 if not each.ripe(1 + missed):
                     continue
                 planned = each.planned(prices, rest_ms, level, limit)
-                worth = planned.value > self._plain_value
+                promise = planned.value / self._plain_value
                 other = each.probe(planned)
-                if each.due(self._extra(each, other, prices), rival=pays, worth=worth):
+                if each.due(self._extra(each, other, prices), rival=pays, promise=promise):
                     return each, other, PROBE
         return (head, plan, "") if pays else (None, _NO_PLAN, "a draft does not pay")
 
@@ -372,7 +374,7 @@ class StairCut:
         return more_ms / (plain_ms + self._plain_rest_ms)
 
     def _take(
-        self, found: tuple[Candidate, ...], plain_value: float, skipped: str
+        self, found: tuple[Candidate, ...], plain_value: float, skipped: str, *, least: float = 0.0
     ) -> DraftTree | None:
         """Choose among the candidates and keep the choice for whoever looks."""
         probe = skipped == PROBE
@@ -381,6 +383,7 @@ class StairCut:
             plain_value,
             per_ms=1.0 / self._prices.level,
             source=self._prices.source,
+            least=least,
             skipped="" if probe else skipped,
             probe=probe,
         )

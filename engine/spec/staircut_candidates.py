@@ -81,17 +81,19 @@ def choose(
     *,
     per_ms: float,
     source: str,
+    least: float = 0.0,
     skipped: str = "",
     probe: bool = False,
 ) -> tuple[RouteChoice, DraftTree | None]:
     """The candidate that promises most at its size, and what is left of its tree; None for a plain round.
 
     plain_value: what a plain round promises, as candidates do. per_ms: what makes tokens a millisecond of such
-    values. source: of the prices. skipped, probe: as in RouteChoice.
+    values. source: of the prices. least: what this round promises without a draft, now that it was decided
+    anew. skipped, probe: as in RouteChoice.
     """
     best: Candidate | None = None
     for each in found:
-        if each.cut.nodes and (best is None or each.cut.value > best.cut.value):
+        if each.cut.nodes and each.cut.value > (least if best is None else best.cut.value):
             best = each
     others = [(name, cut.nodes, cut.value * per_ms) for cut, name, _ in found]
     if best is None:

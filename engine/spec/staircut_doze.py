@@ -9,8 +9,8 @@ _OWN_SHARE = 0.002  # of a plain round that the router may take where nothing pa
 _LONGEST = 128  # rounds
 _AS_ONE = 8  # rounds that count as one pass
 # What Python does behind a pass finds nothing of its own in the caches: short rounds share that.
-_TOGETHER_MS = 2.0
-_MOST_TOGETHER = 8  # rounds
+_TOGETHER_MS = 4.0
+_MOST_TOGETHER = 16  # rounds
 
 
 class Doze:

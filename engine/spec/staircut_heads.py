@@ -22,6 +22,7 @@ _IN_STEP = 5  # tokens since the latest draft that the next one takes along for 
 _PROBE_DOUBLINGS = 5
 _PROBES_IN_A_ROW = 5
 _DEAR_SHARE = 1.5  # of a plain round: a probe that takes more is not followed by another at once
+_LEAST_PROMISE = 0.2  # of a plain round: less makes a dear probe no rarer
 _AT_ONCE = 1 << 30  # rounds waited for a probe that is due whatever it costs
 _STEP_PRIOR = 0.15  # of a plain round: what a step costs before one was timed
 _BLOCK_PRIOR = 0.5
@@ -160,10 +161,10 @@ class Head:
         """Rounds until this is `ripe`."""
         return max(0, self._needed - self._waited)
 
-    def wait(self, extra_share: float, *, rival: bool = False, worth: bool = False) -> int:
+    def wait(self, extra_share: float, *, rival: bool = False, promise: float = 1.0) -> int:
         """Rounds until a probe is `due`, which says when that is."""
         if self._usual is None:
-            self._usual = rival or worth
+            self._usual = rival or promise > 1.0
         self._dear = extra_share > _DEAR_SHARE
         if not (self.cost_known and (self._drafts or self._dear)):
             self._waited = _AT_ONCE
@@ -171,28 +172,39 @@ class Head:
         if self._usual and not self._dear and not rival:
             least = min(least, self.soonest())
         needed = least << min(self._failed, _PROBE_DOUBLINGS)
-        self._needed = max(needed, self._owed) if self._dear else needed
+        if self._dear:
+            unlikely = max(_LEAST_PROMISE, min(1.0, promise))
+            needed = max(math.ceil(needed / unlikely**2), self._owed)
+        self._needed = needed
         return self.rounds_left
 
-    def due(self, extra_share: float, *, rival: bool = False, worth: bool = False) -> bool:
+    def due(self, extra_share: float, *, rival: bool = False, promise: float = 1.0) -> bool:
         """Whether to draft although the plan says it does not pay, at `extra_share` more than a plain round.
 
+        `promise`: what the plan is worth, in plain rounds.
+
         Once in at least 32 rounds and so rarely that it takes at most 0.6 % of their time; half as often after
-        each probe that was not accepted, up to five in a row while they are. Where only this text speaks
+        each probe that was not accepted (did not pay, where it is dear), up to five in a row while they are.
+        A dear one that promises half of a plain round is due a quarter as often. Where only this text speaks
         against the head (in its first round a draft was `worth` it), `soonest` says when. Where the head loses
         to a `rival` only, each probe makes the next one rarer. A head is due at once while its cost is not
         known, and for a first draft where that is not dear.
         """
-        if self.wait(extra_share, rival=rival, worth=worth):
+        if self.wait(extra_share, rival=rival, promise=promise):
             return False
         self._needed = self._waited = 0
         self._failed += rival
         self._probing = not rival
         return True
 
-    def probed(self, extra_share: float) -> None:
-        """The latest probe took so much more than a plain round: recordings it needed, rows that waited."""
+    def probed(self, extra_share: float, *, paid: bool) -> None:
+        """The latest probe took so much more than a plain round: recordings it needed, rows that waited.
+
+        `paid`: it wrote no fewer tokens than plain rounds would have.
+        """
         self._owed = math.ceil(extra_share / _PROBE_SHARE)
+        if self._dear:
+            self._failed = 0 if paid else self._failed + 1
 
     def settle(self, done: RoundOutcome) -> None:
         """Learn from what the round committed."""
@@ -208,9 +220,11 @@ class Head:
         if not self._probing:
             return
         self._probing = False
+        if self._dear:  # `probed` tells how it went
+            return
         self._failed = 0 if accepted else self._failed + 1
         self._in_a_row += 1
-        if accepted and self._in_a_row < _PROBES_IN_A_ROW and not self._dear:
+        if accepted and self._in_a_row < _PROBES_IN_A_ROW:
             self._waited = _AT_ONCE
         else:
             self._in_a_row = 0

@@ -161,11 +161,6 @@ class DraftTree:
         return tuple(path), tuple(chosen)
 
 
-def accept(tree: DraftTree, chosen: Sequence[int]) -> tuple[int, ...]:
-    """The accepted path, given the token the model takes behind every node."""
-    return tree.walk(chosen.__getitem__)[0]
-
-
 def is_chain(parents: Sequence[int]) -> bool:
     """True when every node's parent is the node before it."""
     return tuple(parents) == _CHAIN[: len(parents)]

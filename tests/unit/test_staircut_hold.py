@@ -263,6 +263,30 @@ def test_a_probe_that_took_more_than_it_should_keeps_a_dear_head_waiting() -> No
     head = BlockHead(Silent(), 2.0)
     head.begin(())
     assert head.wait(2.4) == 400  # rounds of which it takes 0.6 %
-    head.probed(3.0)
+    head.probed(3.0, paid=True)
     assert head.wait(2.4) == 500
     assert head.wait(3.6) == 600
+
+
+def test_a_dear_probe_that_did_not_pay_makes_the_next_ones_rarer() -> None:
+    head = BlockHead(Silent(), 2.0)
+    head.begin(())
+    head.wait(2.4)
+    for rounds in (800, 1600, 3200):
+        head.probed(2.4, paid=False)
+        head.begin(())  # a new text does not speak for it
+        assert head.wait(2.4) == rounds
+    head.probed(2.4, paid=True)
+    assert head.wait(2.4) == 400
+
+
+def test_a_dear_probe_is_rarer_the_less_it_promises() -> None:
+    head = BlockHead(Silent(), 2.0)
+    head.begin(())
+    assert [head.wait(2.4, promise=each) for each in (2.0, 1.0, 0.5, 0.2, 0.1)] == [
+        400,
+        400,
+        1600,
+        10_000,
+        10_000,
+    ]

@@ -121,17 +121,17 @@ def test_a_doze_is_as_long_as_deciding_is_dear() -> None:
     assert not doze.on
 
 
-@pytest.mark.parametrize(("plain_ms", "together"), [(0.1, 8), (0.6, 3), (1.5, 1)])
+@pytest.mark.parametrize(("plain_ms", "together"), [(0.1, 16), (0.6, 6), (3.0, 1)])
 def test_the_tokens_of_short_rounds_are_taken_in_together(plain_ms: float, together: int) -> None:
     doze = Doze()
-    doze.end(own_ms=1.0, plain_ms=plain_ms, longest=10)
+    doze.end(own_ms=1.0, plain_ms=plain_ms, longest=20)
     taken, tokens = [], []
-    for token in range(10):
+    for token in range(20):
         if doze.took(100 + token, token, plain_ms):
             taken.append(doze.anchor)
             tokens += doze.taken(0.0)
-    assert tokens == list(range(10))
-    assert taken == list(range(100, 110, together))
+    assert tokens == list(range(20))
+    assert taken == list(range(100, 120, together))
     assert not doze.on
 
 

@@ -8,6 +8,8 @@ from staircut_world import CHAIN, REST_MS, World, deep, hopeless
 
 from engine.spec.drafter import RoundOutcome
 from engine.spec.staircut import StairCut
+from engine.spec.staircut_candidates import candidate, choose
+from engine.spec.staircut_cut import Terms
 from engine.spec.staircut_heads import BlockHead
 from engine.spec.tree import DraftTree
 
@@ -47,11 +49,11 @@ def test_a_short_match_ends_a_doze_unless_such_looks_lost_lately(short_lose: boo
 def test_rounds_that_are_dozed_through_grant_lost_looks_another_try() -> None:
     stair = dozing(short_lose=True)
     let_pass(stair, (900, 5, 6, 7))
-    let_pass(stair, (901, 902, 903, 904, 905, 906, 907, 908, 909, 910))
+    let_pass(stair, tuple(range(901, 913)))
     assert stair.resting
-    let_pass(stair, (912, 15, 16, 17))
+    let_pass(stair, (913, 15, 16, 17))
     assert not stair.resting
-    assert stair._context == len(PROMPT) + 18
+    assert stair._context == len(PROMPT) + 20
 
 
 def test_a_sure_match_ends_a_doze_though_short_ones_lost() -> None:
@@ -156,3 +158,15 @@ def test_a_dear_probe_is_paid_for_by_the_rounds_behind_it() -> None:
         world.decode(stair, hopeless(seed))
     assert probes >= 1
     assert head._owed >= 50 / 0.006  # 60 ms more than a round of 1 ms
+
+
+def test_a_draft_is_verified_only_where_it_beats_a_round_without() -> None:
+    tree = DraftTree.chain((1, 2), (0.6,), "lookup")
+    prices = tuple([0.0] + [1.0 + 0.1 * rows for rows in range(1, 33)])
+    terms = Terms((prices, prices), 0.5, 31)
+    found = (candidate("lookup", tree, tree.scores, terms, whole=False),)
+    assert found[0].cut.value == pytest.approx(1.6 / 1.7)
+    for least, verified in ((0.0, tree), (0.94, tree), (0.95, None)):
+        choice, cut = choose(found, 1 / 1.1, per_ms=1.0, source="", least=least)
+        assert cut is verified
+        assert (choice.candidate, choice.nodes) == (("lookup", 1) if cut else ("plain", 0))
