@@ -9,6 +9,7 @@ import hashlib
 import os
 import shlex
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,16 @@ from pathlib import Path
 
 class NativeBuildError(RuntimeError):
     """Kernels cannot be built or loaded; the text says why and what to do."""
+
+
+def launch_errors() -> tuple[type[Exception], ...]:
+    """What a first launch raises where a kernel or Triton's own launcher does not compile or does not fit.
+
+    Neither is a RuntimeError: the C compiler that lacks Python's headers fails as a process does. Triton is not
+    imported for this: where nobody did, it raised nothing.
+    """
+    triton = sys.modules.get("triton.errors")
+    return (subprocess.SubprocessError, *([triton.TritonError] if triton else []))
 
 
 def cache_folder(name: str) -> Path:

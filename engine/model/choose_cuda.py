@@ -24,6 +24,7 @@ from engine.model.cuda_ready import (
     ready_library,
 )
 from engine.model.cuda_weights import unsupported_shape
+from kernels.build_cache import launch_errors
 from kernels.cuda_build import CudaError
 
 _ROOF_FREE_BYTES = 6 << 30  # the probe of the roof takes 4 GiB
@@ -109,7 +110,7 @@ def open_backend_on_gpu(
             make_ops=KernelOps,
         )
         backend.record_rounds(knobs.number("MTP_DEPTH"), 1 + knobs.number("MTP_TREE"))
-    except (RuntimeError, CudaError, ValueError) as error:
+    except (RuntimeError, ValueError, CudaError, *launch_errors()) as error:
         raise RondoError(
             f"The GPU failed while the model was placed on it: {error}.",
             kept="Nothing stays loaded.",

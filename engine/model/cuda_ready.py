@@ -17,7 +17,7 @@ from engine.model.cuda_arena import arena_bytes
 from engine.model.cuda_smoke import smoke
 from engine.model.cuda_weights import device_bytes, is_expanded
 from engine.numbers import grouped
-from kernels.build_cache import NativeBuildError
+from kernels.build_cache import launch_errors
 from kernels.cuda_build import CudaError, CudaLibrary
 from kernels.cuda_registry import run_short_checks
 
@@ -64,7 +64,7 @@ def ready_library(on_progress: Callable[[str], None] | None = None) -> CudaLibra
         library = CudaLibrary(on_progress=on_progress)
         failed = [result for result in run_short_checks(library) if not result.ok]
         wrong = "" if failed else smoke(library, library.device, KernelOps)
-    except (NativeBuildError, CudaError, OSError, ImportError, RuntimeError) as error:
+    except (CudaError, OSError, ImportError, RuntimeError, *launch_errors()) as error:
         raise GpuNotUsable(str(error)) from error
     if failed:
         first = failed[0]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import pytest
 import torch
@@ -75,7 +76,7 @@ def test_auto_with_a_gpu_that_fails_its_checks_computes_on_the_processor(
         assert not [each for each in engine.card.notices if "GPU" in each]
 
 
-@pytest.mark.parametrize("failing", ["build", "check", "smoke"])
+@pytest.mark.parametrize("failing", ["build", "check", "smoke", "launcher", "kernel"])
 def test_the_reason_why_a_gpu_is_not_ready_is_named(
     failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,13 +91,21 @@ def test_the_reason_why_a_gpu_is_not_ready_is_named(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(cuda_ready, "CudaLibrary", Library)
     monkeypatch.setattr(cuda_ready, "run_short_checks", lambda library: [bad])
-    monkeypatch.setattr(
-        cuda_ready, "smoke", lambda *_: "logits are off" if failing == "smoke" else ""
-    )
+
+    def played(*_: object) -> str:
+        if failing == "launcher":  # without Python's headers
+            raise CalledProcessError(1, ["gcc", "launcher.c"])
+        if failing == "kernel":
+            raise pytest.importorskip("triton.errors").TritonError("out of resource: shared memory")
+        return "logits are off" if failing == "smoke" else ""
+
+    monkeypatch.setattr(cuda_ready, "smoke", played)
     reason = {
         "build": "no nvcc",
         "check": "head on sm_90a fails: 44x640",
         "smoke": "logits are off",
+        "launcher": "gcc.*launcher.c.* returned non-zero exit status 1",
+        "kernel": "out of resource: shared memory",
     }
     with pytest.raises(GpuNotUsable, match=reason[failing]):
         ready_library()
