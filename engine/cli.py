@@ -55,6 +55,7 @@ COMMANDS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    _replace_closed()
     _keep_readable()
     parser = _parser()
     arguments = parser.parse_args(argv)
@@ -75,6 +76,13 @@ def main(argv: list[str] | None = None) -> int:
     finally:
         signal.signal(signal.SIGINT, previous)
     return _interrupted(_ENDED_EARLY) if cancel.is_set() else code
+
+
+def _replace_closed() -> None:
+    """Where the caller closed a stream (`rondo knobs >&-`), read nothing and write to nowhere."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _keep_readable() -> None:

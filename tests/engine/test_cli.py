@@ -351,6 +351,31 @@ def test_an_output_without_room_is_named(model: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("closing", "prompt", "code", "printed", "told"),
+    [
+        (">&-", "hi", OK, False, "tok/s"),
+        ("2>&-", "hi", OK, True, ""),
+        ("<&-", "hi", OK, True, "tok/s"),
+        ("<&-", "-", FAILED, False, "The message is empty."),
+        ("<&- >&- 2>&-", "hi", OK, False, ""),
+    ],
+)
+def test_a_closed_stream_is_an_empty_one(
+    model: str, closing: str, prompt: str, code: int, printed: bool, told: str
+) -> None:
+    command = [sys.executable, "-m", "engine", "generate", "--model", model, "--max-tokens", "2"]
+    done = subprocess.run(
+        ["bash", "-c", f'"$@" {closing}', "bash", *command, "--prompt", prompt],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code
+    assert bool(done.stdout.strip()) == printed
+    assert (told in done.stderr) if told else not done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_more_threads_than_cores_are_told_and_not_measured(
     capsys: pytest.CaptureFixture[str], model: str
 ) -> None:
