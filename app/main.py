@@ -124,9 +124,12 @@ def _open_run_file(window: Window) -> RunFile | None:
 
 
 def _end_on_signals(window: Window) -> None:
-    """Ctrl+C and a polite kill close the window as its button does.
+    """Ctrl+C, a polite kill and the end of its terminal close the window as its button does.
 
-    The handlers run between two steps of Python, which the pull takes four times a second at least.
+    The handlers run between two steps of Python, which the pull takes four times a second at least. What the
+    start was told to ignore (`nohup rondo`) stays ignored.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda _number, _frame: QTimer.singleShot(0, window, window.close))
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: QTimer.singleShot(0, window, window.close))

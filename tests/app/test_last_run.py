@@ -84,7 +84,7 @@ def test_a_number_given_to_another_process_is_no_run(tmp_path: Path) -> None:
     assert take_trace(tmp_path) is not None
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_close_the_window(tmp_path: Path, number: signal.Signals) -> None:
     env = {
         **os.environ,
@@ -102,6 +102,21 @@ def test_signals_close_the_window(tmp_path: Path, number: signal.Signals) -> Non
         process.send_signal(number)
         assert process.wait(15) == 0
     assert list(tmp_path.rglob("run-*.log")) == []
+
+
+def test_an_ignored_hangup_stays_ignored() -> None:
+    code = """
+import signal
+from types import SimpleNamespace
+from app.main import _end_on_signals
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+_end_on_signals(SimpleNamespace(close=None))
+signal.raise_signal(signal.SIGHUP)
+assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+"""
+    with _start(code) as process:
+        assert process.wait(30) == 0
 
 
 def test_libraries_are_linked_without_an_import(tmp_path: Path) -> None:
