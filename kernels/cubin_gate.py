@@ -9,6 +9,7 @@ the figures beside the budgets.
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import os
 import re
@@ -265,20 +266,73 @@ def module_facts(manifest: Manifest, module: Module) -> dict[str, KernelFacts]:
 
 
 def undeclared_sources(manifest: Manifest) -> list[str]:
-    """CUDA files that the manifest neither runs nor shadows with."""
+    """CUDA files, and Python modules that launch kernels of Triton, which the manifest neither runs nor shadows
+    with."""
     known = {module.source for module in manifest.modules} | set(manifest.shadows.values())
-    files = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("**/*.cu")}
-    return sorted(files - known)
+    files = [*ROOT.glob("**/*.cu"), *(path for path in ROOT.glob("**/*.py") if _jitted(path)[1])]
+    return sorted({path.relative_to(ROOT).as_posix() for path in files} - known)
 
 
 def unused_kernels(manifest: Manifest) -> list[str]:
     """Declared kernels that the module named in used_by cannot launch, and launched ones not declared."""
     found = []
     for module in manifest.modules:
-        launched = set(importlib.import_module(module.used_by).entries().get(module.source, ()))
+        using = importlib.import_module(module.used_by)
+        launched = set(using.entries().get(module.source, ()))
         found += [f"{name} is never launched" for name in module.kernels.keys() - launched]
         found += [f"{name} is not declared" for name in launched - module.kernels.keys()]
+        if module.source.endswith(".py"):
+            forms = {variant.kernel.__name__ for variant in using.GATE.variants}
+            found += launch_faults(ROOT / module.source, forms)
     return sorted(found)
+
+
+def launch_faults(path: Path, forms: Collection[str]) -> list[str]:
+    """What a module launches beside `forms`, the functions with compiled forms, and what it never launches.
+
+    A function under triton.jit that nothing launches has to be called, here or in a module that imports it.
+    """
+    defined, launched, called = _jitted(path)
+    found = [
+        f"{path.name}: {name} is launched and has no compiled form"
+        for name in launched - set(forms)
+    ]
+    found += [
+        f"{path.name}: {name} has a compiled form and is never launched"
+        for name in set(forms) - launched
+    ]
+    idle = defined - launched - called
+    if idle:
+        idle -= {name for other in ROOT.glob("**/*.py") for name in _imported(other)}
+    return sorted(found + [f"{path.name}: {name} is never used" for name in idle])
+
+
+def _jitted(path: Path) -> tuple[set[str], set[str], set[str]]:
+    """Names of a module's functions under triton.jit: all, those launched as name[grid](...), those called."""
+    text = path.read_text(encoding="utf-8")
+    if "triton.jit" not in text:
+        return set(), set(), set()
+    nodes = list(ast.walk(ast.parse(text)))
+    defined = {
+        node.name
+        for node in nodes
+        if isinstance(node, ast.FunctionDef)
+        and any("triton.jit" in ast.unparse(each) for each in node.decorator_list)
+    }
+    calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+    launched = {
+        each.value.id
+        for each in calls
+        if isinstance(each, ast.Subscript) and isinstance(each.value, ast.Name)
+    }
+    called = {each.id for each in calls if isinstance(each, ast.Name)}
+    return defined, launched & defined, called & defined
+
+
+def _imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            yield from (alias.name for alias in node.names)
 
 
 def main(argv: list[str] | None = None) -> int:

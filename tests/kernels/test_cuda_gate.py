@@ -17,6 +17,7 @@ from kernels.cubin_gate import (
     Module,
     budget_faults,
     facts_of,
+    launch_faults,
     missing_tools,
     module_facts,
     module_faults,
@@ -62,6 +63,45 @@ def test_every_kernel_is_declared_and_used(path: Path) -> None:
     assert path.stem == read_manifest(path).target
     assert undeclared_sources(read_manifest(path)) == []
     assert unused_kernels(read_manifest(path)) == []
+
+
+def test_a_module_of_triton_kernels_that_no_manifest_names_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cubin_gate, "ROOT", tmp_path)
+    known = Module("old/triton.py", "", {})
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "triton.py").write_text(
+            "@triton.jit\ndef _move(x): ...\ndef move(x): _move[(1,)](x)\n"
+        )
+    (tmp_path / "math.py").write_text("@triton.jit\ndef twice(x): return 2 * x\n")
+    found = undeclared_sources(Manifest("sm_90a", 0, {}, (known,)))
+    assert found == ["new/triton.py"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("", "", ""),
+        ("_gated_rms_norm[grid](", "_rms_norm[grid](", "_gated_rms_norm has a compiled form and is never"),
+        ("@triton.jit\ndef _rms_norm", "@triton.jit\ndef _idle(x): ...\n\n@triton.jit\ndef _rms_norm",
+         "_idle is never used"),
+        ("def _require_weight", "@triton.jit\ndef _more(x): ...\n\n_more[(1,)](0)\n\ndef _require_weight",
+         "_more is launched and has no compiled form"),
+    ],
+    ids=["as it is", "not launched", "idle", "no form"],
+)  # fmt: skip
+def test_a_triton_kernel_is_launched_and_has_a_compiled_form(
+    tmp_path: Path, old: str, new: str, fault: str
+) -> None:
+    """What the module declares of itself is not taken for granted: its launches are read."""
+    text = (ROOT / "rms_norm/triton.py").read_text("utf-8")
+    assert old in text
+    path = tmp_path / "triton.py"
+    path.write_text(text.replace(old, new, 1))
+    found = launch_faults(path, {"_rms_norm", "_add_rms_norm", "_gated_rms_norm"})
+    assert (fault in "\n".join(found)) if fault else found == []
 
 
 @needs_tools
