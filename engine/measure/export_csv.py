@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from engine.api import KernelTable
 from engine.errors import RondoError
 
 SCHEMA_VERSION = 1
@@ -125,25 +124,6 @@ def cell(value: Any) -> str:
     # The csv module leaves a lone carriage return unquoted, which readers take for the end of a row.
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\N{REPLACEMENT CHARACTER}")
     return "'" + text if text.startswith(_FORMULA) else text
-
-
-def kernel_rows(table: KernelTable, *, run_id: str, phase: str) -> list[dict[str, Any]]:
-    """`kernels.csv` rows of a table of mean times; `phase` is draft, verify, commit or prefill."""
-    rounds = max(table.rounds, 1)
-    return [
-        {
-            "run_id": run_id,
-            "phase": phase,
-            "kernel_name": row.name,
-            "kernel_family": row.name.partition(".")[0],
-            "count_per_round": row.calls / rounds,
-            "total_ms_per_round": row.total_ms / rounds,
-            "share_pct": row.share_pct,
-            "achieved_gbps": row.read_gbps,
-            "profiled": True,
-        }
-        for row in table.rows
-    ]
 
 
 def write_json(path: str | os.PathLike[str], values: Mapping[str, Any]) -> None:

@@ -15,15 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.api import KernelRow, KernelTable
-from engine.measure import export_csv
 from engine.measure.export_csv import (
     KERNEL_COLUMNS,
     RUN_COLUMNS,
     ExportError,
     cell,
     csv_text,
-    kernel_rows,
     require_new,
     write_csv,
     write_json,
@@ -210,17 +207,6 @@ def test_json_refuses_what_is_not_a_number_and_never_replaces(tmp_path: Path) ->
     write_json(tmp_path / "a.json", {"x": 1})
     with pytest.raises(ExportError):
         write_json(tmp_path / "a.json", {"x": 2})
-
-
-def test_kernel_rows_are_means_a_round() -> None:
-    row = KernelRow("gated_delta.walk", 60, 30.0, 12.5, 20.0, None)
-    table = KernelTable((row,), rounds=10, round_ms=24.0, unaccounted_ms=0.5)
-    [line] = parsed(csv_text(KERNEL_COLUMNS, kernel_rows(table, run_id="r", phase="verify")))
-    assert line["kernel_family"] == "gated_delta"
-    assert float(line["count_per_round"]) == 6.0
-    assert float(line["total_ms_per_round"]) == 3.0
-    assert (line["median_us"], line["profiled"], line["achieved_gbps"]) == ("", "true", "20.0")
-    assert int(line["schema_version"]) == export_csv.SCHEMA_VERSION
 
 
 def test_half_a_surrogate_pair_does_not_stop_the_export(tmp_path: Path) -> None:
