@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from simt.host import KERNELS, HostKernels
@@ -74,6 +76,16 @@ class Weight:
         outside = torch.cat([wide_out[rows:].flatten(), wide_out[:rows, outputs:].flatten()])
         assert bool(outside.isnan().all())
         return wide_out[:rows, :outputs].contiguous()
+
+
+def undone() -> tuple[Weight, Tensor]:
+    """Operands for four warps: the second's sum undoes the first's, so that what is left tells the order."""
+    weight, x = Weight(), activations(32)
+    weight.codes[:, 128:256] = weight.codes[:, :128]
+    raw = weight.scales.view(torch.uint8)
+    raw[:, 16:32] = raw[:, :16]
+    x[:, 256:512] = -x[:, :256]
+    return weight, x
 
 
 @DECODERS
@@ -189,13 +201,8 @@ def one_entry() -> list[tuple[str, str, str]]:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_seen(fault: str, one_entry: list[tuple[str, str, str]]) -> None:
     """Each fault of an index, the decoding or the order changes the result."""
-    tile, weight, x = SkinnyTile(nt=2, wk=4, pf=1), Weight(), activations(32)
-    if fault == "warps added from the last":
-        # The second warp's sum undoes the first's: what is left depends on the order they are added in.
-        weight.codes[:, 128:256] = weight.codes[:, :128]
-        raw = weight.scales.view(torch.uint8)
-        raw[:, 16:32] = raw[:, :16]
-        x[:, 256:512] = -x[:, :256]
+    tile = SkinnyTile(nt=2, wk=4, pf=1)
+    weight, x = undone() if fault.startswith("warps added") else (Weight(), activations(32))
     kernels = HostKernels(
         SOURCE,
         "rondo_nvfp4_skinny_t2_r32_a1",
@@ -205,8 +212,14 @@ def test_a_fault_is_seen(fault: str, one_entry: list[tuple[str, str, str]]) -> N
     assert not same_bits(weight.run(kernels, x, tile), weight.twin(x, tile))
 
 
-def test_no_edit_is_no_fault(one_entry: list[tuple[str, str, str]]) -> None:
-    tile, weight, x = SkinnyTile(nt=2, wk=4, pf=1), Weight(), activations(32)
+@pytest.mark.parametrize(
+    "make", [lambda: (Weight(), activations(32)), undone], ids=["plain", "undone"]
+)
+def test_no_edit_is_no_fault(
+    make: Callable[[], tuple[Weight, Tensor]], one_entry: list[tuple[str, str, str]]
+) -> None:
+    """An ordinary sum hides another order of its parts behind the rounding to bf16; undone ones do not."""
+    tile, (weight, x) = SkinnyTile(nt=2, wk=4, pf=1), make()
     kernels = HostKernels(
         SOURCE, "rondo_nvfp4_skinny_t2_r32_a1", fp4_convert=False, edits=one_entry
     )
