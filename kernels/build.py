@@ -79,6 +79,7 @@ class NativeLibrary:
     def __init__(self, path: Path, isa: str) -> None:
         self.path = path
         self.isa = isa
+        self._operations: dict[str, tuple[int, int | None]] = {}
         try:
             self._cdll = ctypes.CDLL(str(path))
         except OSError as error:
@@ -103,9 +104,21 @@ class NativeLibrary:
         except AttributeError:
             raise ValueError(f"the native library has no function {name}") from None
 
-    def address(self, name: str) -> int:
-        """The address of the C function `name`, as a tape step stores it."""
-        return ctypes.cast(self.function(name), ctypes.c_void_p).value or 0
+    def operation(self, name: str) -> tuple[int, int | None]:
+        """(address of the C function `name`, as a tape step stores it, bytes of the arguments it declares).
+
+        Raises:
+            ValueError: as `function`.
+        """
+        if name not in self._operations:
+            address = ctypes.cast(self.function(name), ctypes.c_void_p).value or 0
+            size = None
+            if self.has(f"{name}_args_size"):
+                declared = self.function(f"{name}_args_size")
+                declared.restype = ctypes.c_int64
+                size = declared()
+            self._operations[name] = address, size
+        return self._operations[name]
 
     def has(self, name: str) -> bool:
         """Whether the library exports `name`."""

@@ -162,16 +162,13 @@ class Tape:
         Raises:
             ValueError: the function is unknown, or `args` has another size than its C struct.
         """
-        library = self.pool.library
-        if library.has(f"{function}_args_size"):
-            size = library.function(f"{function}_args_size")
-            size.restype = ctypes.c_int64
-            if size() != ctypes.sizeof(args):
-                raise ValueError(
-                    f"{function} takes {size()} bytes of arguments, got {ctypes.sizeof(args)}"
-                )
+        address, size = self.pool.library.operation(function)
+        if size not in (None, ctypes.sizeof(args)):
+            raise ValueError(
+                f"{function} takes {size} bytes of arguments, got {ctypes.sizeof(args)}"
+            )
         flags = (0 if barrier else _NO_BARRIER) | (_SERIAL if serial else 0)
-        step = _Step(library.address(function), ctypes.addressof(args), flags, 0)
+        step = _Step(address, ctypes.addressof(args), flags, 0)
         self._records.append(step)
         self._keep.append((args, keep))
         self.models.append(StepModel(name, bytes_read, flops))

@@ -81,14 +81,18 @@ def require(
     if tensor.dtype != dtype:
         raise ValueError(f"{name} must be {dtype}, got {tensor.dtype}")
     given = tuple(tensor.shape)
-    if len(given) != len(shape) or any(
-        w not in (None, g) for w, g in zip(shape, given, strict=True)
-    ):
+    if given != shape and not _fits(given, shape):
         wanted = ["any" if size is None else size for size in shape]
         raise ValueError(f"{name} must have shape {wanted}, got {list(given)}")
     if not tensor.is_contiguous():
         raise ValueError(f"{name} must be contiguous, got strides {tensor.stride()}")
     return _aligned_address(name, tensor, alignment)
+
+
+def _fits(given: tuple[int, ...], shape: tuple[int | None, ...]) -> bool:
+    if len(given) != len(shape):
+        return False
+    return all(w is None or w == g for w, g in zip(shape, given, strict=True))
 
 
 def require_rows(

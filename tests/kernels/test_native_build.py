@@ -111,7 +111,7 @@ def test_an_unknown_function_is_named(source: Path) -> None:
         library.function("rondo_nothing")
     assert library.has("rondo_answer")
     assert not library.has("rondo_nothing")
-    call = ctypes.CFUNCTYPE(ctypes.c_int32)(library.address("rondo_answer"))
+    call = ctypes.CFUNCTYPE(ctypes.c_int32)(library.operation("rondo_answer")[0])
     assert call() == 41
 
 
