@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.cli import OK, add_label_option, add_switch_options, knob_changes, print_json
+from engine.cli import OK, add_label_option, add_switch_options, print_json
+from engine.commands.shared import numbers, parts_of, switches_of, tell, threads_of
 from engine.errors import RondoError, UsageError
 from engine.knobs import KnobSet
 from engine.measure.bench_report import MOST_TURNS, BenchReport, BenchRequest
 from engine.measure.rounds import SUITES
 from engine.measure.shapes import shape_names
-from engine.paths import profile_path
 
 if TYPE_CHECKING:
     from engine.load.weights import ModelWeights
@@ -202,9 +202,7 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     from engine.measure.machine import machine_record
 
     request = _request(arguments)
-    knobs = KnobSet.resolve(
-        profile=profile_path(arguments.profile), changes=knob_changes(arguments)
-    )
+    knobs = switches_of(arguments)
     files = [Path(arguments.csv), Path(arguments.csv + ".json")] if arguments.csv else []
     for file in files:
         export_csv.require_new(file)
@@ -216,7 +214,7 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
             factory_on(arguments.device, knobs),
             probes=probes,
             machine=machine,
-            on_progress=lambda line: print(line, file=sys.stderr),
+            on_progress=tell,
             cancel=cancel,
         )
     if arguments.json:
@@ -247,16 +245,15 @@ def _store(report: BenchReport, rows: list[dict[str, Any]], arguments: argparse.
 
 
 def _request(arguments: argparse.Namespace) -> BenchRequest:
-    from engine.measure.machine import available_cores
     from engine.measure.shapes import named_shape
 
     request = BenchRequest(
         shape=named_shape(arguments.shape, vocab=arguments.vocab),
-        suites=tuple(_split(arguments.suite)),
+        suites=tuple(parts_of(arguments.suite)),
         rows=numbers(arguments.rows, "--rows") if arguments.rows else _DEFAULT_ROWS,
         prefill_tokens=numbers(arguments.prefill, "--prefill"),
-        threads=available_cores() if arguments.threads is None else arguments.threads,
-        peers=tuple(_split(arguments.peers)),
+        threads=threads_of(arguments),
+        peers=tuple(parts_of(arguments.peers)),
         weight_format=arguments.weights,
         context_tokens=arguments.context,
         turns=arguments.turns,
@@ -266,18 +263,6 @@ def _request(arguments: argparse.Namespace) -> BenchRequest:
     )
     request.check()
     return request
-
-
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def numbers(text: str, option: str) -> tuple[int, ...]:
-    """The whole numbers of a list option; UsageError names the option."""
-    parts = _split(text)
-    if not parts or not all(part.isascii() and part.isdigit() and len(part) < 8 for part in parts):
-        raise UsageError(f"{option} {text!r} is not a list of numbers.", next_step="Write 1,2,4.")
-    return tuple(int(part) for part in parts)
 
 
 @contextlib.contextmanager
@@ -358,7 +343,7 @@ def gpu_backend_factory(knobs: KnobSet) -> BackendFactory:
                 weights,
                 capacity=capacity,
                 knobs=knobs,
-                on_progress=lambda line: print(line, file=sys.stderr),
+                on_progress=tell,
             )
         except GpuNotUsable as error:
             raise RondoError(

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
 import threading
 
-from engine.cli import OK, knob_changes, print_json
-from engine.commands.bench import backend_factory, numbers
+from engine.cli import OK, print_json
+from engine.commands.bench import backend_factory
+from engine.commands.shared import numbers, switches_of, tell, threads_of
 from engine.errors import Cancelled, RondoError, UsageError
-from engine.knobs import KnobSet
-from engine.measure.machine import available_cores
 from engine.measure.plan import LABEL, MACHINES, Plan, make_plan
 from engine.measure.plan_native import NativeFigures, measure_native, measured_shape
 from engine.measure.roof import native_probes
 from engine.measure.shapes import Shape, named_shape
 from engine.numbers import grouped
-from engine.paths import profile_path
 
 _ROWS = (1, 2, 4, 8, 16, 17, 24, 32)
 _MOST_ROWS = 32
@@ -62,21 +59,18 @@ def run_plan_suite(arguments: argparse.Namespace, cancel: threading.Event) -> in
 def _native(
     arguments: argparse.Namespace, shape: Shape, rows: tuple[int, ...], cancel: threading.Event
 ) -> NativeFigures:
-    knobs = KnobSet.resolve(
-        profile=profile_path(arguments.profile), changes=knob_changes(arguments)
-    )
-    threads = available_cores() if arguments.threads is None else arguments.threads
+    threads = threads_of(arguments)
     roof = contextlib.nullcontext() if arguments.no_roof else native_probes(threads)
     with roof as probes:
         return measure_native(
             measured_shape(shape, arguments.vocab),
             tuple(dict.fromkeys(rows)),
             arguments.context,
-            backend_factory(knobs),
+            backend_factory(switches_of(arguments)),
             threads=threads,
             turns=arguments.turns,
             probes=probes,
-            on_progress=lambda line: print(line, file=sys.stderr),
+            on_progress=tell,
             cancel=cancel,
         )
 

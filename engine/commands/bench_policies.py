@@ -8,8 +8,9 @@ import sys
 import threading
 
 from engine.api import Message
-from engine.cli import GATE, OK, knob_changes, print_json
-from engine.commands.bench import factory_on, numbers
+from engine.cli import GATE, OK, print_json
+from engine.commands.bench import factory_on
+from engine.commands.shared import numbers, switches_of, tell, threads_of
 from engine.errors import UsageError
 from engine.knobs import KnobSet
 from engine.measure.policies import (
@@ -29,7 +30,7 @@ from engine.measure.policies_forced import (
 from engine.measure.price_store import live_prices
 from engine.model.backend import MAX_DRAFT, Backend
 from engine.numbers import grouped
-from engine.paths import demo_model, profile_path
+from engine.paths import demo_model
 from engine.spec.block import NARROW, WIDE
 from engine.spec.choose_drafter import block_drafter
 from engine.spec.drafter import Drafter
@@ -44,9 +45,7 @@ _CAPACITY = 2048  # positions; the prompts and their answers are short
 
 def run_policy_suite(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     """Measure and print; the gate fails where policies wrote different tokens."""
-    knobs = KnobSet.resolve(
-        profile=profile_path(arguments.profile), changes=knob_changes(arguments)
-    )
+    knobs = switches_of(arguments)
     if arguments.accept:
         if arguments.model:
             raise UsageError(
@@ -95,7 +94,7 @@ def _model(arguments: argparse.Namespace, knobs: KnobSet, cancel: threading.Even
             stop_ids=frozenset(checkpoint.stop_ids),
             tokens=arguments.tokens,
             turns=arguments.turns,
-            on_progress=lambda line: print(line, file=sys.stderr),
+            on_progress=tell,
             cancel=cancel,
         )
     finally:
@@ -152,7 +151,6 @@ def forced_request(arguments: argparse.Namespace) -> ForcedRequest:
 def _forced(arguments: argparse.Namespace, knobs: KnobSet, cancel: threading.Event) -> int:
     from engine.load.synthetic import synthetic_weights
     from engine.measure.bench import stored_bytes
-    from engine.measure.machine import available_cores
     from engine.measure.peers.worker import require_memory
     from engine.measure.shapes import named_shape
 
@@ -171,7 +169,7 @@ def _forced(arguments: argparse.Namespace, knobs: KnobSet, cancel: threading.Eve
         f"{shape.name} with {arguments.weights} weights",
     )
     weights = synthetic_weights(shape.config, arguments.weights, arguments.seed)
-    threads = available_cores() if arguments.threads is None else arguments.threads
+    threads = threads_of(arguments)
     backend = factory_on(arguments.device, knobs)(
         shape.config, weights, capacity=request.capacity, threads=threads
     )
@@ -181,7 +179,7 @@ def _forced(arguments: argparse.Namespace, knobs: KnobSet, cancel: threading.Eve
             backend,
             knobs,
             request,
-            on_progress=lambda line: print(line, file=sys.stderr),
+            on_progress=tell,
             cancel=cancel,
         )
     finally:

@@ -13,15 +13,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from engine.cli import OK, knob_changes, print_json
-from engine.commands.bench import factory_on, numbers
+from engine.cli import OK, print_json
+from engine.commands.bench import factory_on
+from engine.commands.shared import numbers, switches_of, tell, threads_of
 from engine.errors import UsageError
 from engine.knobs import KnobSet
-from engine.measure.machine import available_cores, code_record, cpu_model
+from engine.measure.machine import code_record, cpu_model
 from engine.measure.price_run import PRICE_ROWS, TREES, PriceRequest, measure_prices
 from engine.measure.price_store import PriceKey
 from engine.model.backend import Backend
-from engine.paths import profile_path
 from engine.spec.prices import CHAIN, TREE, PriceTable, parse_prices, write_prices
 
 _ROOT = Path(__file__).parents[2]
@@ -49,9 +49,7 @@ def run_prices(arguments: argparse.Namespace, cancel: threading.Event) -> int:
         seed=arguments.seed,
     )
     request.check()
-    knobs = KnobSet.resolve(
-        profile=profile_path(arguments.profile), changes=knob_changes(arguments)
-    )
+    knobs = switches_of(arguments)
     subject = _open(arguments, request, knobs, cancel)
     try:
         subject.backend.reset(speculate=False)
@@ -59,7 +57,7 @@ def run_prices(arguments: argparse.Namespace, cancel: threading.Event) -> int:
         classes = measure_prices(
             subject.backend,
             request,
-            on_progress=lambda line: print(line, file=sys.stderr),
+            on_progress=tell,
             cancel=cancel,
         )
     finally:
@@ -95,7 +93,7 @@ def _open(
     from engine.measure.shapes import named_shape
 
     shape = named_shape(arguments.shape, vocab=arguments.vocab)
-    threads = available_cores() if arguments.threads is None else arguments.threads
+    threads = threads_of(arguments)
     weights = synthetic_weights(shape.config, arguments.weights, arguments.seed)
     capacity = min(request.capacity, shape.config.context_tokens)
     backend = factory_on(arguments.device, knobs)(

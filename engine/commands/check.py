@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 
 from engine.cli import GATE, OK, print_json
+from engine.commands.shared import tell
 from engine.errors import Cancelled, RondoError, UsageError
 from kernels.checks import CheckResult
 
@@ -61,10 +61,6 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     return GATE if failed else OK
 
 
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr)
-
-
 def _cpu_results(
     arguments: argparse.Namespace, names: tuple[str, ...] | None
 ) -> Iterator[CheckResult]:
@@ -84,7 +80,7 @@ def _cpu_results(
         )
     for isa in arguments.isa or machine_isas():
         try:
-            library = load_library(isa, on_progress=_tell)
+            library = load_library(isa, on_progress=tell)
         except (NativeBuildError, OSError) as error:
             raise RondoError(
                 str(error), next_step="`rondo doctor` says what is missing."
@@ -102,7 +98,7 @@ def _cuda_results(
     if arguments.isa:
         raise UsageError("--isa names instruction sets of the processor, not of a GPU.")
     try:
-        library = CudaLibrary(on_progress=_tell)
+        library = CudaLibrary(on_progress=tell)
     except (NativeBuildError, CudaError, OSError) as error:
         raise RondoError(
             f"The GPU kernels cannot be used: {error}.",

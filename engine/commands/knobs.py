@@ -8,11 +8,10 @@ import threading
 from dataclasses import asdict
 
 from engine.api_knobs import KnobRow
-from engine.cli import OK, add_model_options, knob_changes, print_json
+from engine.cli import OK, add_model_options, print_json
+from engine.commands.shared import switches_of
 from engine.knob_guide import guide
 from engine.knob_rows import knob_rows, served_values
-from engine.knobs import KnobSet
-from engine.paths import profile_path
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -28,9 +27,7 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     if arguments.markdown:
         print(guide(), end="")
         return OK
-    values = KnobSet.resolve(
-        profile=profile_path(arguments.profile), changes=knob_changes(arguments)
-    )
+    values = switches_of(arguments)
     backend = "reference" if values.choice("CPU_ISA") == "reference" else "native"
     if arguments.device == "cuda":
         backend = "cuda"

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.cli import OK, print_json
+from engine.commands.shared import tell, threads_of
 from engine.errors import Cancelled, RondoError, UsageError
-from engine.measure.machine import available_cores, machine_record
+from engine.measure.machine import machine_record
 from engine.measure.shapes import Shape, named_shape, shape_names
 from engine.model.tiles import LEVELS, plain_level
 from engine.paths import data_dir
@@ -170,7 +171,7 @@ def _on_processor(
     rows = WIDE_ROWS if arguments.wide else NARROW_ROWS
     if arguments.weights == "fp8":
         rows = (*NARROW_ROWS, *WIDE_ROWS)
-    threads = available_cores() if arguments.threads is None else arguments.threads
+    threads = threads_of(arguments)
     if not 1 <= threads <= 256:
         raise UsageError(f"{threads} threads are not accepted.", next_step="Use 1 to 256.")
     try:
@@ -182,7 +183,7 @@ def _on_processor(
                 rows=rows,
                 pool=pool,
                 turns=turns,
-                on_progress=_tell,
+                on_progress=tell,
                 cancel=cancel,
             )
     except NativeBuildError as error:
@@ -209,13 +210,13 @@ def _on_gpu(arguments: argparse.Namespace, shapes: list[Shape], cancel: threadin
     try:
         from engine.measure.tune_cuda import gpu_record, tune_cuda
 
-        library = CudaLibrary(on_progress=_tell)
+        library = CudaLibrary(on_progress=tell)
         found = tune_cuda(
             shapes,
             weight_format=arguments.weights,
             wide=arguments.wide,
             library=library,
-            on_progress=_tell,
+            on_progress=tell,
             cancel=cancel,
         )
     except (NativeBuildError, CudaError, ImportError, OSError) as error:
@@ -235,10 +236,6 @@ def _no_gpu(reason: str) -> RondoError:
         kept="No table was written.",
         next_step="`rondo doctor` says what is missing; --device cpu tunes the processor's products.",
     )
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 def _present(path: Path) -> dict[str, Any]:
