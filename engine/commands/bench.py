@@ -12,19 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.cli import OK, add_label_option, add_switch_options, print_json
+from engine.commands.bench_backends import factory_on, require_gpu
 from engine.commands.shared import numbers, parts_of, switches_of, tell, threads_of
-from engine.errors import RondoError, UsageError
-from engine.knobs import KnobSet
+from engine.errors import UsageError
 from engine.measure.bench_report import MOST_TURNS, BenchReport, BenchRequest
 from engine.measure.rounds import SUITES
 from engine.measure.shapes import shape_names
 
 if TYPE_CHECKING:
-    from engine.load.weights import ModelWeights
-    from engine.measure.bench import BackendFactory
     from engine.measure.roof import Probes
-    from engine.model.backend import Backend
-    from engine.model.config import ModelConfig
 
 _DEFAULT_ROWS = BenchRequest.__dataclass_fields__["rows"].default
 # What a run again needs to be the same.
@@ -182,7 +178,7 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
 
         return run_plan_suite(arguments, cancel)
     if arguments.device == "cuda":
-        _require_gpu()
+        require_gpu()
     if arguments.suite == "policies":
         from engine.commands.bench_policies import run_policy_suite
 
@@ -281,77 +277,6 @@ def _probes(threads: int, *, wanted: bool, on_gpu: bool) -> Iterator[Probes | No
         return
     with native_probes(threads) as probes:
         yield probes
-
-
-def factory_on(device: str, knobs: KnobSet) -> BackendFactory:
-    """Opens a backend on cpu or cuda."""
-    return gpu_backend_factory(knobs) if device == "cuda" else backend_factory(knobs)
-
-
-def backend_factory(knobs: KnobSet) -> BackendFactory:
-    """Opens the native backend, or the PyTorch operations when the switch CPU_ISA says reference."""
-
-    def open_backend(
-        config: ModelConfig, weights: ModelWeights, *, capacity: int, threads: int
-    ) -> Backend:
-        if knobs.choice("CPU_ISA") == "reference":
-            import torch
-
-            from engine.model.reference import ReferenceBackend
-
-            torch.set_num_threads(threads)
-            return ReferenceBackend(config, weights, capacity=capacity, dtype=torch.bfloat16)
-        from engine.model.native import NativeBackend
-        from kernels.build import NativeBuildError, load_library
-        from kernels.tape import Pool
-
-        try:
-            pool = Pool(load_library(knobs.choice("CPU_ISA") or None), threads)
-        except (NativeBuildError, OSError, ValueError) as error:
-            raise RondoError(
-                f"The native kernels cannot be used: {error}.",
-                next_step="Measure the PyTorch operations: --knob QWEN38_CPU_ISA=reference.",
-            ) from error
-        return NativeBackend(config, weights, capacity=capacity, knobs=knobs, pool=pool)
-
-    return open_backend
-
-
-def _require_gpu() -> None:
-    """Raise before weights are made where there is no GPU at all."""
-    import torch
-
-    if not torch.cuda.is_available():
-        raise RondoError(
-            "The GPU cannot compute: PyTorch sees no GPU.",
-            next_step="`rondo doctor` says what is missing; --device cpu measures the processor.",
-        )
-
-
-def gpu_backend_factory(knobs: KnobSet) -> BackendFactory:
-    """Opens the GPU backend; RondoError says why it cannot."""
-
-    def open_backend(
-        config: ModelConfig, weights: ModelWeights, *, capacity: int, threads: int
-    ) -> Backend:
-        from engine.model.choose_cuda import open_backend_on_gpu
-        from engine.model.cuda_ready import GpuNotUsable
-
-        try:
-            return open_backend_on_gpu(
-                config,
-                weights,
-                capacity=capacity,
-                knobs=knobs,
-                on_progress=tell,
-            )
-        except GpuNotUsable as error:
-            raise RondoError(
-                f"The GPU cannot compute: {error}.",
-                next_step="`rondo doctor` says what is missing; --device cpu measures the processor.",
-            ) from error
-
-    return open_backend
 
 
 def _print_table(report: BenchReport) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import threading
 
 from engine.cli import OK, print_json
-from engine.commands.bench import backend_factory
+from engine.commands.bench_backends import backend_factory
 from engine.commands.shared import numbers, switches_of, tell, threads_of
 from engine.errors import Cancelled, RondoError, UsageError
 from engine.measure.plan import LABEL, MACHINES, Plan, make_plan

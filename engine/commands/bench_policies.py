@@ -9,7 +9,7 @@ import threading
 
 from engine.api import Message
 from engine.cli import GATE, OK, print_json
-from engine.commands.bench import factory_on
+from engine.commands.bench_backends import factory_on
 from engine.commands.shared import numbers, switches_of, tell, threads_of
 from engine.errors import UsageError
 from engine.knobs import KnobSet

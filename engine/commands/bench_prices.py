@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.cli import OK, print_json
-from engine.commands.bench import factory_on
+from engine.commands.bench_backends import factory_on
 from engine.commands.shared import numbers, switches_of, tell, threads_of
 from engine.errors import UsageError
 from engine.knobs import KnobSet
