@@ -16,6 +16,7 @@ except ModuleNotFoundError:
     psutil = None
 
 PROC = Path("/proc")
+MOST_THREADS = 256  # of a native pool
 
 
 def total_memory_bytes() -> int:
@@ -26,6 +27,13 @@ def total_memory_bytes() -> int:
 def free_memory_bytes() -> int:
     """What the system estimates that a program can still have; containers may allow less."""
     return psutil.virtual_memory().available if psutil else _meminfo_bytes("MemAvailable")
+
+
+def available_cores() -> int:
+    """Processors this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def physical_core_count() -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 
 from engine.errors import UsageError
+from engine.hardware import MOST_THREADS
 from engine.knob_kinds import PREFIX, Knob
 from engine.knob_table_forward import FORWARD
 from engine.knob_table_idle import IDLE
@@ -189,7 +190,7 @@ _ROUND: tuple[Knob, ...] = (
         "CPU_THREADS", "int", "0",
         "How many workers compute a pass, whatever --threads says; 0 leaves the choice made when the model was "
         "loaded.",
-        "identical", "live", "passes on other threads", "runtime", 0, 256,
+        "identical", "live", "passes on other threads", "runtime", 0, MOST_THREADS,
         why="PyTorch's threads are chosen when a model is loaded",
         why_cuda="it is about the processor",
     ),

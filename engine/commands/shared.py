@@ -8,8 +8,8 @@ import sys
 
 from engine.cli import knob_changes
 from engine.errors import UsageError
+from engine.hardware import available_cores
 from engine.knobs import KnobSet
-from engine.measure.machine import available_cores
 from engine.paths import profile_path
 
 

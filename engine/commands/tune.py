@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from engine.cli import OK, print_json
 from engine.commands.shared import tell, threads_of
 from engine.errors import Cancelled, RondoError, UsageError
+from engine.hardware import MOST_THREADS
 from engine.measure.machine import machine_record
 from engine.measure.shapes import Shape, named_shape, shape_names
 from engine.model.tiles import LEVELS, plain_level
@@ -172,8 +173,10 @@ def _on_processor(
     if arguments.weights == "fp8":
         rows = (*NARROW_ROWS, *WIDE_ROWS)
     threads = threads_of(arguments)
-    if not 1 <= threads <= 256:
-        raise UsageError(f"{threads} threads are not accepted.", next_step="Use 1 to 256.")
+    if not 1 <= threads <= MOST_THREADS:
+        raise UsageError(
+            f"{threads} threads are not accepted.", next_step=f"Use 1 to {MOST_THREADS}."
+        )
     try:
         library = load_library()
         with Pool(library, threads) as pool:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from engine.errors import UsageError
+from engine.hardware import MOST_THREADS
 from engine.measure.rounds import CONTEXT_SPAN, SUITES
 from engine.measure.shapes import Shape
 
@@ -57,7 +58,12 @@ class BenchRequest:
             self.prefill_tokens,
             f"numbers from 1 to {limit}",
         )
-        _require(1 <= self.threads <= 256, "threads", self.threads, "a number from 1 to 256")
+        _require(
+            1 <= self.threads <= MOST_THREADS,
+            "threads",
+            self.threads,
+            f"a number from 1 to {MOST_THREADS}",
+        )
         longest = limit - CONTEXT_SPAN
         _require(
             1 <= self.context_tokens <= longest,

@@ -13,7 +13,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from engine.hardware import free_memory_bytes, physical_core_count, total_memory_bytes
+from engine.hardware import (
+    available_cores,
+    free_memory_bytes,
+    physical_core_count,
+    total_memory_bytes,
+)
 
 _ROOT = Path(__file__).parents[2]
 _CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -95,13 +100,6 @@ def code_record(root: Path) -> dict[str, Any]:
 def cpu_model() -> str:
     """The processor's name."""
     return _cpu_field("model name") or platform.processor() or platform.machine()
-
-
-def available_cores() -> int:
-    """Processors this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _caches() -> list[dict[str, Any]]:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from engine.allocation import memory_short
 from engine.errors import RondoError, UsageError
-from engine.hardware import free_memory_bytes
-from engine.measure.machine import available_cores
+from engine.hardware import MOST_THREADS, available_cores, free_memory_bytes
 
 if TYPE_CHECKING:
     from kernels.probe import Probe
@@ -78,8 +77,10 @@ def native_probes(
     from kernels.tape import Pool
 
     threads = available_cores() if threads is None else threads
-    if not 1 <= threads <= 256:
-        raise UsageError(f"{threads} threads cannot be used.", next_step="Use 1 to 256.")
+    if not 1 <= threads <= MOST_THREADS:
+        raise UsageError(
+            f"{threads} threads are not accepted.", next_step=f"Use 1 to {MOST_THREADS}."
+        )
     try:
         pool = Pool(load_library(), threads)
     except (NativeBuildError, OSError) as error:

@@ -13,6 +13,7 @@ import torch
 from engine.allocation import allocating
 from engine.api import LoadProgress, ModelCard
 from engine.errors import Cancelled, MemoryShortError, RondoError, UsageError
+from engine.hardware import available_cores
 from engine.knobs import KnobSet
 from engine.load.checkpoint import Checkpoint
 from engine.load.memory import FLOOR_BYTES, available_memory_bytes
@@ -24,7 +25,7 @@ from engine.model.choose_cuda import open_gpu
 from engine.model.native import NativeBackend
 from engine.model.native_weights import unsupported_shape
 from engine.model.reference import ReferenceBackend, unpacked_bytes
-from engine.model.threads import available_cores, choose_threads, physical_cores
+from engine.model.threads import choose_threads, physical_cores
 from engine.numbers import grouped
 from engine.spec.choose_drafter import OFF, speculation_words
 from kernels.build import NativeBuildError, NativeLibrary, load_library

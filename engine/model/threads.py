@@ -6,13 +6,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from engine.hardware import physical_core_count
-from engine.measure.machine import available_cores
+from engine.hardware import MOST_THREADS, available_cores, physical_core_count
 from engine.model.native import NativeBackend
 from kernels.build import NativeBuildError, NativeLibrary
 from kernels.tape import Pool
 
-MOST_THREADS = 256  # of a native pool
 _BUDGET_S = 0.15  # for each thread count, beyond the least number of rounds
 _LEAST_ROUNDS = 3
 _MOST_ROUNDS = 400

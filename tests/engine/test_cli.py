@@ -21,8 +21,9 @@ from engine.api import Generation, LoadProgress
 from engine.cli import FAILED, GATE, OK, USAGE, _unwritten, main
 from engine.commands.doctor import _native, _switches
 from engine.commands.generate import _show_progress, figures
+from engine.hardware import available_cores
 from engine.interrupt import INTERRUPTED
-from engine.measure.machine import available_cores, cpu_model
+from engine.measure.machine import cpu_model
 from kernels.build import machine_isas
 from kernels.probe import last_level_cache_bytes
 
