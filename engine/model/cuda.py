@@ -29,7 +29,8 @@ from engine.model.cuda_arena import MAX_ROWS, Arena, PassInputs, cached_position
 from engine.model.cuda_block import CudaBlock, check_block
 from engine.model.cuda_bodies import body_of
 from engine.model.cuda_forward import CudaForward, keep_nothing, products_of
-from engine.model.cuda_graphs import Body, CudaRecording
+from engine.model.cuda_graphs import Body, CudaGraphs, CudaRecording
+from engine.model.cuda_memory import give_back_memory
 from engine.model.cuda_mtp import CudaMtp
 from engine.model.cuda_ops import CudaOps
 from engine.model.cuda_state import committed_state
@@ -39,10 +40,11 @@ from engine.model.cuda_times import OperationTimes
 from engine.model.cuda_verified import DeviceVerified, Readback
 from engine.model.cuda_weights import CudaWeights
 from engine.model.engaged import Engaged
-from engine.model.verify_graph import GraphKey, VerifyGraphs, context_class
+from engine.model.verify_graph import GraphKey, context_class
 from kernels.cuda_build import CudaLibrary
 
 _CHAIN = np.arange(-1, VERIFY_ROWS - 1, dtype=np.int32)
+_HELD = ("_arena", "_forward", "_inputs", "_mtp", "_readback", "_block", "_ops")
 _DRAFTS = ("draft", "extend", CONTEXT, DRAFT)  # kinds of passes of a drafter alone
 
 
@@ -90,8 +92,7 @@ class CudaBackend:
         self.library = library
         self._captures = self.device.type == "cuda"
         self._bytes = ByteModel.of(config, weights)
-        self._graphs: VerifyGraphs[CudaRecording] = VerifyGraphs()
-        self._pool = torch.cuda.graph_pool_handle() if self._captures else None
+        self._graphs = CudaGraphs(self.device)
         self._engaged = Engaged()
         self._times = OperationTimes()
         self._ops = make_ops(config, library)
@@ -279,6 +280,9 @@ class CudaBackend:
         if self._captures:
             torch.cuda.synchronize(self.device)
         self._graphs.clear()
+        for name in _HELD:  # whoever still refers to this backend holds none of its memory
+            self.__dict__.pop(name, None)
+        give_back_memory()
 
     @torch.no_grad()
     def committed_state(self) -> dict[str, Tensor]:
@@ -389,9 +393,8 @@ class CudaBackend:
             self._stage()
         recording = CudaRecording(self._ops, self._body(key), self.device)
         pending = self._forward.inputs.count
-        assert self._pool is not None
-        recording.capture(
-            self._pool, settle=lambda: pending.zero_(), restore=self._arena.inputs.upload
-        )
+        pool = self._graphs.pool
+        assert pool is not None
+        recording.capture(pool, settle=lambda: pending.zero_(), restore=self._arena.inputs.upload)
         self._engaged.count("graph captures")
         return recording

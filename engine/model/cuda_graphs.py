@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
 from engine.model.capture_lock import CAPTURE_LOCK
 from engine.model.cuda_ops import CudaOps
+from engine.model.verify_graph import VerifyGraphs
 
 Body = Callable[[], None]
 
@@ -49,21 +51,29 @@ class CudaRecording:
     def capture(self, pool: tuple[int, int], settle: Body, restore: Body) -> None:
         """Record the body in a graph over the memory pool `pool`.
 
-        The body runs once before, on a side stream, so that kernels are compiled and libraries are set up:
-        `settle` makes that run leave no trace, `restore` undoes that. After an error nothing is captured and
-        the streams are usable.
+        The body runs once before, so that kernels are compiled and libraries are set up: `settle` makes that
+        run leave no trace, `restore` undoes that. Both happen on one side stream, which is the same for every
+        capture: a library's workspace belongs to a stream, and one that a capture allocates would lie in the
+        pool for good. After an error nothing is captured, and the current stream is the one of before.
         """
         with CAPTURE_LOCK:
+            own, side = torch.cuda.current_stream(self._device), _side_stream(self._device)
             settle()
-            side = torch.cuda.Stream(self._device)
-            side.wait_stream(torch.cuda.current_stream(self._device))
-            with torch.cuda.stream(side):
-                self._body()
-            torch.cuda.current_stream(self._device).wait_stream(side)
+            side.wait_stream(own)
+            try:
+                with torch.cuda.stream(side):
+                    self._body()
+            finally:
+                own.wait_stream(side)
             restore()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-                self._issue()
+            try:
+                with torch.cuda.graph(
+                    graph, pool=pool, stream=side, capture_error_mode="thread_local"
+                ):
+                    self._issue()
+            finally:
+                torch.cuda.set_stream(own)  # a capture that breaks leaves its own one current
             self._graph = graph
 
     def _issue(self) -> None:
@@ -81,6 +91,28 @@ class CudaRecording:
 
     def _mark(self, name: str, bytes_read: int, flops: int) -> None:
         self.steps.append(Step(name, bytes_read, flops, _event()))
+
+
+class CudaGraphs(VerifyGraphs[CudaRecording]):
+    """Captured passes, and the memory pool that they share; on a CPU there is none."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        self.pool = self._new_pool()
+
+    def clear(self) -> None:
+        """Drop every recording. A pool that no graph holds is no more, so the next one gets another."""
+        super().clear()
+        self.pool = self._new_pool()
+
+    def _new_pool(self) -> tuple[int, int] | None:
+        return torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def _event() -> torch.cuda.Event:

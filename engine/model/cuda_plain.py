@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engine.model.backend import VERIFY_ROWS
 from engine.model.cuda_arena import CONV_TAIL, DeltaRecord, KvPair, TreePaths
@@ -23,6 +24,9 @@ from kernels.gated_delta.reference import decay_log, l2_normalise
 from kernels.head.reference import head_logits
 from kernels.rms_norm.reference import gated_rms_norm, rms_norm
 from kernels.rope.reference import apply_rope
+
+# Every chunk has another place, and cuDNN, which PyTorch may prefer, makes a plan for each length it meets.
+_CHUNK_ATTENTION = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def computed_rows(rows: int) -> int:
@@ -166,16 +170,17 @@ def attention_of_chunk(
     past = torch.arange(end, device=query.device)
     seen = past <= torch.arange(start, end, device=query.device)[:, None]
     parts = []
-    for head, part in enumerate(query.view(rows, len(cache.keys), -1, dim).unbind(1)):
-        grouped = part.transpose(0, 1)[None]
-        shape = (1, grouped.shape[1], end, dim)
-        attended = functional.scaled_dot_product_attention(
-            grouped,
-            cache.keys[None, None, head, :end].expand(shape),
-            cache.values[None, None, head, :end].expand(shape),
-            attn_mask=seen,
-        )
-        parts.append(attended[0].transpose(0, 1))
+    with sdpa_kernel(_CHUNK_ATTENTION):
+        for head, part in enumerate(query.view(rows, len(cache.keys), -1, dim).unbind(1)):
+            grouped = part.transpose(0, 1)[None]
+            shape = (1, grouped.shape[1], end, dim)
+            attended = functional.scaled_dot_product_attention(
+                grouped,
+                cache.keys[None, None, head, :end].expand(shape),
+                cache.values[None, None, head, :end].expand(shape),
+                attn_mask=seen,
+            )
+            parts.append(attended[0].transpose(0, 1))
     attended = torch.stack(parts, 1).reshape(query.shape)
     out.copy_(output_gate(attended, gate).reshape(rows, -1))
 

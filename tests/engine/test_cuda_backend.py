@@ -309,7 +309,7 @@ def test_a_captured_body_reads_all_that_changes_from_the_device(
     backend = make("bf16")
     wanted = play(backend, 1, [{}])
     assert len(backend._graphs) == 0
-    backend._captures, backend._pool = True, (0, 0)
+    backend._captures, backend._graphs.pool = True, (0, 0)
     backend.reset(speculate=False)
     backend.record_rounds(3, 2)
     assert len(backend._graphs) == 4 * 2 + 2 + 4
