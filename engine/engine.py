@@ -30,6 +30,7 @@ from engine.measure.kernel_table import kernel_table
 from engine.measure.price_store import live_prices
 from engine.model.backend import Backend
 from engine.model.choose import open_backend, scaled_kv
+from engine.model.cuda_memory import give_back_memory
 from engine.model.engaged import Engaged
 from engine.model.threads import MOST_THREADS
 from engine.numbers import grouped
@@ -126,6 +127,7 @@ class Engine(EngineCompares):
                 f"A context of {context_tokens} holds no answer.", next_step="Use 2 or more."
             )
         wanted_tokens = context_tokens or DEFAULT_CONTEXT_TOKENS
+        give_back_memory()
         checkpoint = read_checkpoint(
             path,
             on_progress=on_progress,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.allocation import memory_short
 from engine.errors import MemoryShortError, RondoError
 from engine.knobs import KnobSet
 from engine.load.checkpoint import Checkpoint
@@ -15,10 +16,12 @@ from engine.load.weights import ModelWeights
 from engine.measure.roof import Roof
 from engine.model.config import ModelConfig
 from engine.model.cuda import CudaBackend
+from engine.model.cuda_memory import give_back_memory
 from engine.model.cuda_ready import (
     UNPROVEN,
     DeviceMemory,
     GpuNotUsable,
+    PlacedMemoryShort,
     check_device_memory,
     expansion_notice,
     ready_library,
@@ -60,7 +63,7 @@ def open_gpu(
     try:
         backend = _open(checkpoint, capacity, knobs, stage)
     except (GpuNotUsable, MemoryShortError) as error:
-        if isinstance(error, MemoryShortError) and asked:
+        if isinstance(error, PlacedMemoryShort) or (asked and isinstance(error, MemoryShortError)):
             raise
         cause = error.cause if isinstance(error, MemoryShortError) else f"{error}."
         if asked:
@@ -87,8 +90,8 @@ def open_backend_on_gpu(
 ) -> CudaBackend:
     """Weights on the first GPU behind the kernels.
 
-    Raises GpuNotUsable or MemoryShortError, with the stored weights as they were, and RondoError where the GPU
-    fails later.
+    Raises GpuNotUsable or MemoryShortError, with the stored weights as they were, and PlacedMemoryShort or
+    another RondoError where the GPU fails later.
     """
     why_not = unsupported_shape(config)
     if why_not:
@@ -111,6 +114,14 @@ def open_backend_on_gpu(
         )
         backend.record_rounds(knobs.number("MTP_DEPTH"), 1 + knobs.number("MTP_TREE"))
     except (RuntimeError, ValueError, CudaError, *launch_errors()) as error:
+        short = memory_short(error, "this model and its context on the GPU")
+        if short is not None:
+            raise PlacedMemoryShort(
+                short.cause,
+                kept="Nothing stays loaded.",
+                next_step="Close other programs that use the GPU, ask for a shorter context, or use --device "
+                "cpu.",
+            ) from error
         raise RondoError(
             f"The GPU failed while the model was placed on it: {error}.",
             kept="Nothing stays loaded.",
@@ -137,11 +148,11 @@ def _open(
 def _roof(backend: CudaBackend, stage: Callable[[str], None]) -> Roof | None:
     """The read rate of the device's memory, where there is room to measure it."""
     library = backend.library
-    if library is None or torch.cuda.mem_get_info(backend.device)[0] < _ROOF_FREE_BYTES:
+    if library is None or DeviceMemory.of(backend.device).free_bytes < _ROOF_FREE_BYTES:
         return None
     from kernels.cuda_bench import read_roof_gbps
 
     stage("timing the memory")
     rate = read_roof_gbps(library)
-    torch.cuda.empty_cache()
+    give_back_memory()
     return Roof(rate, "memory")

@@ -14,6 +14,7 @@ from engine.load.stored import Dense, Fp8Block, Fp8Row, Nvfp4, StoredLinear
 from engine.load.weights import ModelWeights, parts_of
 from engine.model.config import ModelConfig
 from engine.model.cuda_arena import arena_bytes
+from engine.model.cuda_memory import give_back_memory
 from engine.model.cuda_smoke import smoke
 from engine.model.cuda_weights import device_bytes, is_expanded
 from engine.numbers import grouped
@@ -33,6 +34,10 @@ class GpuNotUsable(Exception):
     """Why the GPU does not compute, in words."""
 
 
+class PlacedMemoryShort(MemoryShortError):
+    """The GPU's memory ran out while a model was placed: its weights are gone from the host, too."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
     """Bytes free for a model, and whether the host lives in the same memory."""
@@ -42,12 +47,14 @@ class DeviceMemory:
 
     @staticmethod
     def of(device: torch.device) -> DeviceMemory:
-        """What the device has now; in a shared memory what the system can give, less what the host keeps."""
-        free = torch.cuda.mem_get_info(device)[0]
-        unified = bool(torch.cuda.get_device_properties(device).is_integrated)
-        if unified:
-            free = min(free, available_memory_bytes()) - _HOST_FLOOR_BYTES
-        return DeviceMemory(max(0, free), unified)
+        """What the device has now; in a shared memory what the system can give, less what the host keeps.
+
+        There the driver counts the page cache, which a checkpoint just read has filled, as used.
+        """
+        give_back_memory()
+        if torch.cuda.get_device_properties(device).is_integrated:
+            return DeviceMemory(max(0, available_memory_bytes() - _HOST_FLOOR_BYTES), unified=True)
+        return DeviceMemory(torch.cuda.mem_get_info(device)[0], unified=False)
 
 
 def ready_library(on_progress: Callable[[str], None] | None = None) -> CudaLibrary:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from subprocess import CalledProcessError
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from engine.cli import FAILED, main
 from engine.commands.doctor import _gpu
 from engine.errors import MemoryShortError, RondoError, UsageError
 from engine.load.synthetic import synthetic_weights
+from engine.model.cuda_memory import give_back_memory
 from engine.model.cuda_ready import (
     DeviceMemory,
     GpuNotUsable,
@@ -122,6 +124,68 @@ def test_a_model_that_does_not_fit_is_refused_with_the_numbers() -> None:
     # In a shared memory the weights are there already.
     enough = DeviceMemory(need - weights.nbytes + (1 << 30) + (1 << 20), unified=True)
     check_device_memory(CONFIG, weights, 320, enough)
+
+
+def test_in_a_shared_memory_the_page_cache_counts_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the driver's free bytes are those that nobody uses at all: reading a checkpoint uses them up."""
+    given_back: list[bool] = []
+    monkeypatch.setattr(cuda_ready, "give_back_memory", lambda: given_back.append(True))
+    monkeypatch.setattr(cuda_ready, "available_memory_bytes", lambda: 100 * GB)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * GB, 128 * GB))
+    for integrated, free in ((True, 100 * GB - (2 << 30)), (False, 3 * GB)):
+        own = SimpleNamespace(is_integrated=integrated)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, own=own: own)
+        memory = DeviceMemory.of(torch.device("cuda", 0))
+        assert memory == DeviceMemory(free, unified=integrated)
+    assert len(given_back) == 2
+
+
+def test_freed_memory_goes_back_where_a_gpu_was_used_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    emptied: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    give_back_memory()
+    assert not emptied
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    give_back_memory()
+    assert emptied == [True]
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+@pytest.mark.parametrize(
+    ("error", "kind", "cause"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a"),
+            MemoryShortError,
+            "not enough memory for this model and its context on the GPU; 2.15 GB at once",
+        ),
+        (RuntimeError("CUDA error: an illegal memory access"), RondoError, "illegal memory access"),
+    ],
+)
+def test_what_fails_once_weights_are_placed_is_no_reason_to_compute_without_them(
+    device: str,
+    error: RuntimeError,
+    kind: type[RondoError],
+    cause: str,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    plenty = DeviceMemory(1000 * GB, unified=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(choose_cuda, "unsupported_shape", lambda config: "")
+    monkeypatch.setattr(
+        choose_cuda, "ready_library", lambda *_: SimpleNamespace(device=torch.device("cpu"))
+    )
+    monkeypatch.setattr(choose_cuda.DeviceMemory, "of", lambda device: plenty)
+    monkeypatch.setattr(choose_cuda, "CudaBackend", fails)
+    with pytest.raises(kind, match=cause) as caught:
+        Engine.open(model, device=device)
+    assert caught.value.kept == "Nothing stays loaded."
+    assert "--device cpu" in caught.value.next_step
 
 
 def test_the_small_model_tells_right_from_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
