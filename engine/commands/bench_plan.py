@@ -19,9 +19,9 @@ from engine.measure.plan_native import NativeFigures, measure_native, measured_s
 from engine.measure.roof import native_probes
 from engine.measure.shapes import Shape, named_shape
 from engine.numbers import grouped
+from engine.spec.tree import MAX_NODES
 
 _ROWS = (1, 2, 4, 8, 16, 17, 24, 32)
-_MOST_ROWS = 32
 
 
 def run_plan_suite(arguments: argparse.Namespace, cancel: threading.Event) -> int:
@@ -29,8 +29,8 @@ def run_plan_suite(arguments: argparse.Namespace, cancel: threading.Event) -> in
     rows = _ROWS
     if arguments.rows:
         rows = numbers(arguments.rows, "--rows")
-    if not all(1 <= count <= _MOST_ROWS for count in rows):
-        raise UsageError(f"A plan is for 1 to {_MOST_ROWS} rows.", next_step="Write --rows 1,8,16.")
+    if not all(1 <= count <= MAX_NODES for count in rows):
+        raise UsageError(f"A plan is for 1 to {MAX_NODES} rows.", next_step="Write --rows 1,8,16.")
     shape = named_shape(arguments.shape, vocab=arguments.vocab)
     if not 1 <= arguments.context <= shape.config.context_tokens:
         raise UsageError(

@@ -11,8 +11,8 @@ from engine.errors import UsageError
 from engine.hardware import MOST_THREADS
 from engine.measure.rounds import CONTEXT_SPAN, SUITES
 from engine.measure.shapes import Shape
+from engine.spec.tree import MAX_NODES
 
-_MOST_ROWS = 32
 MOST_TURNS = 50  # a budget gives no more either
 
 
@@ -46,10 +46,10 @@ class BenchRequest:
             f"{', '.join(SUITES)}, or policies or plan alone",
         )
         _require(
-            self.rows and all(1 <= rows <= _MOST_ROWS for rows in self.rows),
+            self.rows and all(1 <= rows <= MAX_NODES for rows in self.rows),
             "rows",
             self.rows,
-            f"numbers from 1 to {_MOST_ROWS}",
+            f"numbers from 1 to {MAX_NODES}",
         )
         limit = self.shape.config.context_tokens
         _require(

@@ -19,7 +19,7 @@ from typing import Any
 
 from engine.errors import Cancelled, UsageError
 from engine.measure.workloads import read_classed
-from engine.model.backend import Backend
+from engine.model.backend import PREFILL_CHUNK, Backend
 from engine.paths import policies_file
 from engine.spec.decode import DecodeLoop
 from engine.spec.drafter import Drafter
@@ -27,7 +27,6 @@ from engine.spec.sampling import Sampling
 from engine.spec.staircut import StairCut
 
 PLAIN, ROUTER, ALL = "plain", "staircut", "all"
-_PROMPT_CHUNK = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +165,8 @@ def _decode(
     loop = DecodeLoop(backend, Sampling(), stop_ids, drafter, follow=follow)
     backend.reset(speculate=drafter is not None)
     ids = prompt.token_ids
-    for at in range(0, len(ids), _PROMPT_CHUNK):
-        prefilled = backend.prefill(ids[at : at + _PROMPT_CHUNK])
+    for at in range(0, len(ids), PREFILL_CHUNK):
+        prefilled = backend.prefill(ids[at : at + PREFILL_CHUNK])
     written = [loop.begin(prefilled, ids)]
     candidates, nodes = [], []
     rounds, decode_ms = 0, 0.0

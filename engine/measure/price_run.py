@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.errors import Cancelled, UsageError
-from engine.model.backend import MAX_DRAFT, VERIFY_ROWS, Backend
+from engine.model.backend import MAX_DRAFT, PREFILL_CHUNK, VERIFY_ROWS, Backend
 from engine.numbers import grouped
 from engine.spec.block import BlockDrafter
 from engine.spec.prices import CHAIN, FIRST_CLASS_TOKENS, KINDS, TREE, PriceTable
@@ -27,7 +27,6 @@ TREES = "balanced, two children a node, filled level by level"
 _LEAST_TREE = 3  # rows: fewer are a chain
 _BURST_MS = 8.0  # of one case in one turn, where its rounds are that short
 _BURST_ROUNDS = 16
-_PROMPT_CHUNK = 256
 
 # The most telling ones first: long rounds leave no time for all. Routers cut at these sizes, recorded by then.
 _QUICK_ROWS = (
@@ -307,8 +306,8 @@ class _Rounds:
 
     def _restart(self) -> None:
         self._backend.reset(speculate=False)
-        for at in range(0, self._start, _PROMPT_CHUNK):
-            self._backend.prefill(self._ids(min(_PROMPT_CHUNK, self._start - at)))
+        for at in range(0, self._start, PREFILL_CHUNK):
+            self._backend.prefill(self._ids(min(PREFILL_CHUNK, self._start - at)))
 
     def _ids(self, count: int) -> list[int]:
         vocabulary = self._backend.config.vocab_size

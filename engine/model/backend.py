@@ -14,9 +14,10 @@ from engine.knobs import KnobSet
 from engine.load.drafter import BlockCheckpoint
 from engine.model.block_forward import BlockRows
 from engine.model.config import ModelConfig
-from engine.spec.tree import check_order, is_chain
+from engine.spec.tree import MAX_NODES, check_order, is_chain
 
-VERIFY_ROWS = 32  # the most rows of one verify pass
+VERIFY_ROWS = MAX_NODES  # the most rows of one verify pass
+PREFILL_CHUNK = 256  # tokens of a prompt that are read between two looks at a cancel
 MAX_DRAFT = 4  # steps of one draft of the MTP head
 MAX_WIDTH = 5  # candidates of one such step
 
