@@ -22,6 +22,20 @@ from kernels.build_cache import NativeBuildError, cache_folder, hash_text, locke
 WARP_THREADS = 32
 
 
+def launch_options(warps: int, stages: int = 1, *, fusion: bool = True) -> dict[str, Any]:
+    """What a kernel is compiled with, for a launch and for the gate alike.
+
+    Nothing is left to a default of Triton's: its 3 stages are other machine code than the gate holds to its
+    budgets, and its fusion is on up to 3.9, which warns, and off from 3.10.
+
+    Args:
+        warps: of a program.
+        stages: steps of operands in flight.
+        fusion: whether a product and a sum may become one operation with one rounding.
+    """
+    return {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": fusion}
+
+
 @dataclass(frozen=True)
 class Variant:
     """One compiled form of a kernel.
@@ -83,11 +97,7 @@ def _image(variant: Variant, target: str) -> tuple[bytes, int]:
         if name not in variant.constants
         and (variant.types[name].startswith("*") or variant.types[name].endswith(":16"))
     ]
-    options = {
-        "num_warps": variant.warps,
-        "num_stages": variant.stages,
-        "enable_fp_fusion": variant.fusion,
-    }
+    options = launch_options(variant.warps, variant.stages, fusion=variant.fusion)
     recipe = [triton.__version__, variant.kernel.cache_key, signature, aligned, options, target]
     recipe.append(sorted(variant.constants.items()))
     folder = cache_folder("triton")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from functools import wraps
+from importlib import import_module
 from typing import Any
 
 
@@ -24,14 +25,25 @@ def read_loaded_bounds() -> None:
 
 
 def record_launches(names: set[str]) -> None:
-    """Add "module.kernel" to `names` whenever a kernel has run in the interpreter."""
+    """Add "module.kernel" to `names` whenever a kernel has run in the interpreter.
+
+    A launch must say every option, as the module's gate has them for some form of the kernel: what is left to a
+    default of Triton's is other machine code than the gate saw.
+    """
     from triton.runtime.interpreter import GridExecutor
 
     call = GridExecutor.__call__
 
     @wraps(call)
     def recorded(self: Any, *arguments: Any, **named: Any) -> None:
+        name = f"{self.fn.__module__}.{self.fn.__name__}"
+        variants = import_module(self.fn.__module__).GATE.variants
+        forms = [form for form in variants if form.kernel.__name__ == self.fn.__name__]
+        gated = {(form.stages, form.fusion) for form in forms}
+        said = (named.get("num_stages"), named.get("enable_fp_fusion"))
+        assert "num_warps" in named, f"{name}: launched with Triton's number of warps"
+        assert said in gated, f"{name}: launched with {said}, the gate has {gated}"
         call(self, *arguments, **named)
-        names.add(f"{self.fn.__module__}.{self.fn.__name__}")
+        names.add(name)
 
     GridExecutor.__call__ = recorded

@@ -24,7 +24,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.tree_paths.reference import MAX_NODES
-from kernels.triton_build import Compiled, Variant
+from kernels.triton_build import Compiled, Variant, launch_options
 from kernels.triton_math import dot_bf16, sigmoid, to_bf16
 from kernels.triton_operands import power_of_two, require, require_device, require_rows
 
@@ -295,12 +295,12 @@ def attend(
     _attend[(groups, heads, chunks)](
         q, keys, values, start, paths, depths, work.m, work.total, work.acc, scale * _LOG2_E, rows,
         capacity, query_heads, heads, dim, _ROWS_AT_ONCE, _POSITIONS_AT_ONCE, block, MAX_NODES,
-        num_warps=_WARPS, num_stages=2,
+        **launch_options(_WARPS, 2),
     )  # fmt: skip
     _join[(rows, query_heads)](
         work.m, work.total, work.acc, out if gated is None else gated, out, start, depths,
         gated_stride, out_stride, rows, capacity, query_heads, dim, block, gated is not None,
-        num_warps=1,
+        **launch_options(1),
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton_build import Compiled, Variant
+from kernels.triton_build import Compiled, Variant, launch_options
 from kernels.triton_math import dot_bf16, to_bf16
 from kernels.triton_operands import require, require_device, require_rows
 
@@ -99,5 +99,5 @@ def linear(x: Tensor, weight: Tensor, out: Tensor, *, rows: int) -> None:
     block = _outputs_at_once(outputs)
     _linear[(triton.cdiv(outputs, block),)](
         x, weight, out, *strides, rows, outputs, inputs, 16 if rows <= 16 else 32, block, STEP, floats,
-        num_warps=_WARPS, num_stages=_STAGES,
+        **launch_options(_WARPS, _STAGES),
     )  # fmt: skip

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.tree_paths.reference import MAX_NODES
-from kernels.triton_build import Compiled, Variant
+from kernels.triton_build import Compiled, Variant, launch_options
 from kernels.triton_math import silu, to_bf16
 from kernels.triton_operands import require, require_device, require_rows
 
@@ -142,7 +142,7 @@ def causal_conv(
         channels,
         _BLOCK,
         MAX_NODES,
-        num_warps=4,
+        **launch_options(4),
     )
 
 
@@ -169,7 +169,16 @@ def shift_tail(tail: Tensor, x: Tensor, count: Tensor, rows: Tensor | None = Non
     grid = (layers, triton.cdiv(channels, _BLOCK))
     listed = count if rows is None else rows
     _shift_tail[grid](
-        tail, x, count, listed, x.stride(0), stride, channels, _BLOCK, rows is None, num_warps=4
+        tail,
+        x,
+        count,
+        listed,
+        x.stride(0),
+        stride,
+        channels,
+        _BLOCK,
+        rows is None,
+        **launch_options(4),
     )
 
 

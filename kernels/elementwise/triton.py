@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton_build import Compiled, Variant
+from kernels.triton_build import Compiled, Variant, launch_options
 from kernels.triton_math import sigmoid, silu, softplus, to_bf16
 from kernels.triton_operands import power_of_two, require, require_device, require_rows
 
@@ -108,7 +108,7 @@ def silu_mul(gate_up: Tensor, out: Tensor, *, rows: int) -> None:
     )
     require_device(gate_up=gate_up, out=out)
     grid = (rows, triton.cdiv(width, _BLOCK))
-    _silu_mul[grid](gate_up, out, *strides, width, _BLOCK, num_warps=4)
+    _silu_mul[grid](gate_up, out, *strides, width, _BLOCK, **launch_options(4))
 
 
 def output_gate(attn: Tensor, gated: Tensor, out: Tensor, *, rows: int, dim: int) -> None:
@@ -131,7 +131,7 @@ def output_gate(attn: Tensor, gated: Tensor, out: Tensor, *, rows: int, dim: int
     )
     require_device(attn=attn, gated=gated, out=out)
     grid = (rows, width // dim)
-    _output_gate[grid](attn, gated, out, *strides, dim, power_of_two(dim), num_warps=1)
+    _output_gate[grid](attn, gated, out, *strides, dim, power_of_two(dim), **launch_options(1))
 
 
 def delta_gates(
@@ -161,4 +161,6 @@ def delta_gates(
             raise ValueError(f"{name} must hold at least {rows} rows, got {tensor.shape[0]}")
     require_device(a=a, b=b, a_log=a_log, dt_bias=dt_bias, g=g, beta=beta)
     block = power_of_two(heads)
-    _delta_gates[(rows,)](a, b, a_log, dt_bias, g, beta, *strides, heads, block, num_warps=1)
+    _delta_gates[(rows,)](
+        a, b, a_log, dt_bias, g, beta, *strides, heads, block, **launch_options(1)
+    )

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton_build import Compiled, Variant
+from kernels.triton_build import Compiled, Variant, launch_options
 from kernels.triton_operands import require, require_device, require_rows
 
 _BLOCK = 1024
@@ -52,4 +52,4 @@ def embed(table: Tensor, ids: Tensor, out: Tensor, *, rows: int) -> None:
     stride = require_rows("out", out, torch.bfloat16, rows, width)
     require_device(table=table, ids=ids, out=out)
     grid = (rows, triton.cdiv(width, _BLOCK))
-    _embed[grid](table, ids, out, stride, tokens, width, _BLOCK, num_warps=4)
+    _embed[grid](table, ids, out, stride, tokens, width, _BLOCK, **launch_options(4))

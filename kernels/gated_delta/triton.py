@@ -35,7 +35,7 @@ from kernels.gated_delta.triton_pass import (
     require_tree,
 )
 from kernels.tree_paths.reference import MAX_NODES
-from kernels.triton_build import Compiled, Variant
+from kernels.triton_build import Compiled, Variant, launch_options
 from kernels.triton_math import to_bf16
 from kernels.triton_operands import require, require_device, require_rows
 
@@ -231,7 +231,7 @@ def delta_operands(conv: Tensor, q: Tensor, k: Tensor, *, rows: int, eps: float 
         )
     stride = require_rows("conv", conv, torch.bfloat16, rows, conv.shape[-1])
     require_device(conv=conv, q=q, k=k)
-    _delta_operands[(rows, heads)](conv, q, k, stride, eps, heads, dim, num_warps=1)
+    _delta_operands[(rows, heads)](conv, q, k, stride, eps, heads, dim, **launch_options(1))
 
 
 def walk(
@@ -257,7 +257,7 @@ def walk(
     _walk[(sizes.value_heads, sizes.value_dim // VALUE_BLOCK)](
         *one.own, unused if paths is None else paths, unused if depths is None else depths,
         *one.pending, *strides, one.rows, int(paths is not None), int(advance),
-        *sizes, VALUE_BLOCK, MAX_NODES, num_warps=1, enable_fp_fusion=False,
+        *sizes, VALUE_BLOCK, MAX_NODES, **launch_options(1, fusion=False),
     )  # fmt: skip
 
 
@@ -290,5 +290,5 @@ def commit(states: Tensor, factors: DeltaFactors, accepted: Accepted, *, exact: 
     _commit[(layers * value_heads, value_dim // block)](
         states, accepted.count, accepted.rows, factors.k, factors.u, factors.g, factors.gc, held,
         key_heads, value_heads, key_dim, value_dim, block, exact,
-        num_warps=4, enable_fp_fusion=False,
+        **launch_options(4, fusion=False),
     )  # fmt: skip

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from kernels.gated_delta.triton import WALK_TYPES, committed
 from kernels.gated_delta.triton_pass import DeltaFactors, DeltaPass, require_tree
-from kernels.triton_build import Compiled, Variant
+from kernels.triton_build import Compiled, Variant, launch_options
 from kernels.triton_math import to_bf16
 from kernels.triton_operands import require, require_device, require_rows
 
@@ -265,7 +265,8 @@ def solve(
     _solve[(value_heads, chunks)](
         q, factors.k, factors.g, beta, factors.gc, solved.inverse, solved.inside,
         unused if paths is None else paths, unused if depths is None else depths, rows,
-        key_heads, value_heads, key_dim, min(key_dim, KEYS_AT_ONCE), CHUNK, paths is not None, num_warps=_WARPS,
+        key_heads, value_heads, key_dim, min(key_dim, KEYS_AT_ONCE), CHUNK, paths is not None,
+        **launch_options(_WARPS),
     )  # fmt: skip
 
 
@@ -311,7 +312,7 @@ def prefill(
     _prefill[(value_heads, value_dim // block)](
         state, q, factors.k, v, factors.gc, solved.inverse, solved.inside, out, *strides, rows,
         key_heads, value_heads, key_dim, value_dim, block, min(key_dim, KEYS_AT_ONCE), CHUNK,
-        num_warps=_WARPS,
+        **launch_options(_WARPS),
     )  # fmt: skip
 
 
@@ -332,7 +333,7 @@ def walk_solved(one: DeltaPass, solved: Solved) -> None:
     _walk_solved[(sizes.value_heads, sizes.value_dim // block)](
         one.state, one.q, own.k, one.v, own.g, own.gc, solved.inverse, solved.inside, own.u, one.out,
         *one.pending, *strides, one.rows, *sizes, block, min(sizes.key_dim, KEYS_AT_ONCE), CHUNK,
-        num_warps=_WARPS, enable_fp_fusion=False,
+        **launch_options(_WARPS, fusion=False),
     )  # fmt: skip
 
 

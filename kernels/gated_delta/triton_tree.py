@@ -22,7 +22,7 @@ from torch import Tensor
 from kernels.gated_delta.triton import WALK_TYPES, committed
 from kernels.gated_delta.triton_pass import VALUE_BLOCK, DeltaPass
 from kernels.tree_paths.reference import MAX_NODES
-from kernels.triton_build import Compiled, Variant
+from kernels.triton_build import Compiled, Variant, launch_options
 from kernels.triton_math import to_bf16
 from kernels.triton_operands import require
 
@@ -115,5 +115,5 @@ def walk_stack(one: DeltaPass, *, depths: Tensor) -> None:
         raise ValueError(f"a tree has 1 to {MAX_NODES} rows, got {one.rows}")
     _walk_stack[(sizes.value_heads, sizes.value_dim // VALUE_BLOCK)](
         *one.own, depths, *one.pending, *strides, one.rows, *sizes, VALUE_BLOCK, MAX_NODES,
-        num_warps=_WARPS, enable_fp_fusion=False,
+        **launch_options(_WARPS, fusion=False),
     )  # fmt: skip

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton_build import Compiled, Variant
+from kernels.triton_build import Compiled, Variant, launch_options
 from kernels.triton_operands import power_of_two, require, require_device, require_rows
 
 PART = 4096
@@ -113,5 +113,7 @@ def argmax(
     if min(len(ids), len(values), len(work[0]), len(work[1])) < rows:
         raise ValueError(f"ids, values and work must hold at least {rows} rows")
     require_device(logits=logits, ids=ids, values=values, work=work[0])
-    _argmax_parts[(rows, parts)](logits, *work, stride, vocabulary, parts, PART, num_warps=8)
-    _argmax_merge[(rows,)](*work, ids, values, parts, power_of_two(parts), num_warps=1)
+    _argmax_parts[(rows, parts)](
+        logits, *work, stride, vocabulary, parts, PART, **launch_options(8)
+    )
+    _argmax_merge[(rows,)](*work, ids, values, parts, power_of_two(parts), **launch_options(1))

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.tree_paths.reference import MAX_NODES
-from kernels.triton_build import Compiled, Variant
+from kernels.triton_build import Compiled, Variant, launch_options
 from kernels.triton_operands import power_of_two, require, require_device
 
 
@@ -69,5 +69,5 @@ def move_rows(keys: Tensor, values: Tensor, rows: Tensor, count: Tensor, start: 
     require_device(keys=keys, values=values, rows=rows, count=count, start=start)
     block = power_of_two(dim)
     _move_rows[(heads, 2)](
-        keys, values, rows, count, start, capacity, dim, block, MAX_NODES, num_warps=4
+        keys, values, rows, count, start, capacity, dim, block, MAX_NODES, **launch_options(4)
     )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kernels.nvfp4_linear.cuda import DeviceNvfp4
 from kernels.nvfp4_linear.tiles import STEP
-from kernels.triton_build import Compiled, Variant
+from kernels.triton_build import Compiled, Variant, launch_options
 from kernels.triton_math import dot_bf16, e2m1_value, e4m3_value, to_bf16
 from kernels.triton_operands import require_device, require_rows
 
@@ -100,5 +100,5 @@ def linear_chunk(weight: DeviceNvfp4, x: Tensor, out: Tensor, *, rows: int) -> N
     grid = (triton.cdiv(outputs, columns), triton.cdiv(rows, block))
     _nvfp4_linear[grid](
         x, weight.codes, weight.scales.view(torch.uint8), weight.scale_2, out, *strides, rows,
-        outputs, inputs, block, columns, STEP, num_warps=warps, num_stages=stages,
+        outputs, inputs, block, columns, STEP, **launch_options(warps, stages),
     )  # fmt: skip

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton_build import Compiled, Variant
+from kernels.triton_build import Compiled, Variant, launch_options
 from kernels.triton_math import silu, to_bf16
 from kernels.triton_operands import power_of_two, require, require_device, require_rows
 
@@ -128,7 +128,7 @@ def rms_norm(
     require_device(x=x, weight=weight, out=out)
     block = power_of_two(width)
     _rms_norm[(rows,)](
-        x, weight, out, *strides, eps, width, block, zero_centred, num_warps=_warps(width)
+        x, weight, out, *strides, eps, width, block, zero_centred, **launch_options(_warps(width))
     )  # fmt: skip
 
 
@@ -150,7 +150,7 @@ def add_rms_norm(
     require_device(residual=residual, x=x, weight=weight, out=out)
     block = power_of_two(width)
     _add_rms_norm[(rows,)](
-        residual, x, weight, out, *strides, eps, width, block, num_warps=_warps(width)
+        residual, x, weight, out, *strides, eps, width, block, **launch_options(_warps(width))
     )
 
 
@@ -175,7 +175,7 @@ def gated_rms_norm(
     require_device(o=o, z=z, weight=weight, out=out)
     grid = (rows, width // dim)
     _gated_rms_norm[grid](
-        o, z, weight, out, *strides, eps, dim, power_of_two(dim), num_warps=_warps(dim)
+        o, z, weight, out, *strides, eps, dim, power_of_two(dim), **launch_options(_warps(dim))
     )
 
 

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.tree_paths.reference import MAX_NODES
-from kernels.triton_build import Compiled, Variant
+from kernels.triton_build import Compiled, Variant, launch_options
 from kernels.triton_math import to_bf16
 from kernels.triton_operands import power_of_two, require, require_device, require_rows
 
@@ -197,5 +197,5 @@ def attention_prepare(
         dim,
         power_of_two(dim),
         rotary,
-        num_warps=1,
+        **launch_options(1),
     )

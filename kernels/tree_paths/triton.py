@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.tree_paths.reference import MAX_NODES
-from kernels.triton_build import Compiled, Variant
+from kernels.triton_build import Compiled, Variant, launch_options
 from kernels.triton_operands import require, require_device
 
 
@@ -59,4 +59,4 @@ def paths_of(parents: Tensor, paths: Tensor, depths: Tensor) -> None:
     require("paths", paths, torch.int32, (MAX_NODES, MAX_NODES))
     require("depths", depths, torch.int32, (MAX_NODES,))
     require_device(parents=parents, paths=paths, depths=depths)
-    _paths_of[(1,)](parents, paths, depths, MAX_NODES, num_warps=4)
+    _paths_of[(1,)](parents, paths, depths, MAX_NODES, **launch_options(4))
