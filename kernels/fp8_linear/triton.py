@@ -4,9 +4,12 @@
 A step is 128 inputs wide. With scales per 128 x 128 block it covers one scale, which multiplies the step's
 float32 sum; a scale per output multiplies the finished sum. The weights enter the matrix instruction as they
 are, in BF16, which holds every e4m3 value. Rows 1 to 32 share one order of the sum; above, tiles are larger.
+GPUs before sm_89 convert no e4m3: there the bits of a float are made from the byte, with the same values.
 """
 
 from __future__ import annotations
+
+from functools import cache
 
 import torch
 import triton
@@ -14,25 +17,35 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.fp8_linear.tiles import DEFAULT, Fp8Tile
-from kernels.triton_build import Compiled, Variant
+from kernels.triton_build import Compiled, Variant, launch_options
 from kernels.triton_math import dot_bf16, to_bf16
 from kernels.triton_operands import require, require_device, require_rows
 
 STEP = 128
 MAX_ROWS = 65536
+_CONVERTS = (8, 9)  # the first compute capability whose hardware converts e4m3
+_TWO_TO_120 = tl.constexpr(2.0**120)
 
 
 @triton.jit
-def _bf16_of_e4m3(codes):
-    # Exact: bf16 has more bits of both kinds.
-    return to_bf16(codes.to(tl.float32))
+def _bf16_of_e4m3(codes, BYTES: tl.constexpr):
+    # Exact: bf16 has more bits of both kinds. A byte laid over the low exponent bits of a float is 2^-120 times
+    # its value, subnormals included.
+    if BYTES:
+        byte = codes.to(tl.int32)
+        laid = ((byte & 127) << 20) | ((byte >> 7) << 31)
+        value = laid.to(tl.float32, bitcast=True) * _TWO_TO_120
+        value = tl.where((byte & 127) == 127, float("nan"), value)
+    else:
+        value = codes.to(tl.float32)
+    return to_bf16(value)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _fp8_linear(
     x, codes, scale, out, x_stride, out_stride, rows,
     N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    BLOCKS: tl.constexpr, FLOAT: tl.constexpr,
+    BLOCKS: tl.constexpr, FLOAT: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1) * BM + tl.arange(0, BM)
     output = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -45,7 +58,7 @@ def _fp8_linear(
         inside = step * BK + i < K
         left = tl.load(at_x + step * BK, mask=(row < rows)[:, None] & inside[None, :], other=0.0)
         right = tl.load(at_w + step * BK, mask=(output < N)[None, :] & inside[:, None], other=0.0)
-        part = dot_bf16(left, _bf16_of_e4m3(right))
+        part = dot_bf16(left, _bf16_of_e4m3(right, BYTES))
         if BLOCKS:
             # BN divides 128: all outputs of a program share a block.
             factor = tl.load(scale + (tl.program_id(0) * BN // BK) * steps + step).to(tl.float32)
@@ -75,7 +88,7 @@ def _variant(entry: str, block: int, *, blocks: bool, floats: bool = False) -> V
         | {"out": "*fp32" if floats else "*bf16", "rows": "i32"}
         | {"x_stride": "i32:16", "out_stride": "i32:16"},
         {"N": 248320 if floats else 17408, "K": 5120, "BM": block, "BN": tile.bn, "BK": STEP}
-        | {"BLOCKS": blocks, "FLOAT": floats},
+        | {"BLOCKS": blocks, "FLOAT": floats, "BYTES": False},
         tile.warps,
         tile.stages,
     )
@@ -148,8 +161,16 @@ def _launch(
     require_device(x=x, codes=codes, scale=scale, out=out)
     tile = tile if rows <= 32 else _LARGE
     block = _rows_at_once(rows)
+    as_bytes = _takes_bytes(codes.device)
     grid = (triton.cdiv(outputs, tile.bn), triton.cdiv(rows, block))
     _fp8_linear[grid](
-        x, codes, scale, out, *strides, rows, outputs, inputs, block, tile.bn, STEP, blocks, floats,
-        num_warps=tile.warps, num_stages=tile.stages,
+        x, codes.view(torch.uint8) if as_bytes else codes, scale, out, *strides, rows,
+        outputs, inputs, block, tile.bn, STEP, blocks, floats, as_bytes,
+        **launch_options(tile.warps, tile.stages),
     )  # fmt: skip
+
+
+@cache
+def _takes_bytes(device: torch.device) -> bool:
+    """Whether the kernel has to read codes as bytes: before sm_89 Triton refuses e4m3 numbers."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) < _CONVERTS

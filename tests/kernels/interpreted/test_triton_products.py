@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernels import cuda_tiles
 from kernels.bf16_linear.triton import linear
+from kernels.fp8_linear import triton as fp8_kernel
 from kernels.fp8_linear import triton_check as check
 from kernels.fp8_linear.tiles import DEFAULT, Fp8Tile
 from kernels.fp8_linear.triton import linear_blocks, linear_rows
@@ -48,6 +49,24 @@ def test_rows_of_the_nvfp4_product_alone(library: object) -> None:
         return out
 
     assert batched_like_alone(Bench("nvfp4_linear", library, 0), "NVFP4", run).row_invariant
+
+
+def test_e4m3_bytes_have_the_values_of_the_conversion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUs before sm_89 take every code as a byte: all 256, subnormals, both zeros and NaN among them."""
+    every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    codes = torch.zeros(256, 16).to(torch.float8_e4m3fn)
+    codes[:, 0] = every
+    x, scale = torch.zeros(1, 16).bfloat16(), torch.ones(256)
+    x[0, 0] = 1
+    found = []
+    for converts in (True, False):
+        monkeypatch.setattr(fp8_kernel, "_takes_bytes", lambda device, by=not converts: by)
+        found.append(torch.empty(1, 256))
+        linear_rows(x, codes, scale, found[-1], rows=1)
+    wanted = every.float()[None]
+    assert torch.equal(found[1].nan_to_num(999), wanted.nan_to_num(999))
+    number = ~wanted.isnan()  # the interpreter takes those for 480
+    assert torch.equal(found[0][number], found[1][number])
 
 
 def operands(rows: int = 2) -> tuple[Tensor, Tensor, Tensor, Tensor]:
