@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.allocation import NEXT_STEP
 from engine.errors import MemoryShortError
 from engine.hardware import free_memory_bytes
 from engine.numbers import grouped
@@ -41,8 +42,7 @@ def check_memory(need: MemoryNeed, available_bytes: int) -> None:
         f"reading {_gb(need.transient_bytes)}, {_gb(FLOOR_BYTES)} left free. "
         f"{_gb(available_bytes)} are available.",
         kept="Nothing was read.",
-        next_step="Close other programs, ask for a shorter context, or choose a smaller or quantised "
-        "model.",
+        next_step=NEXT_STEP,
     )
 
 

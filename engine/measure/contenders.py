@@ -75,9 +75,8 @@ class PeerContender:
         self.label: str | None = process.label
         self.weight_format = process.info.weight_format
         self.version = process.info.version
-        state = 4 * config.value_heads * config.key_dim * config.value_dim * len(config.gdn_layers)
-        kv = 2 * 2 * config.kv_rows * len(config.attention_layers) * context_tokens
-        self._bytes = process.info.read_bytes + state + kv
+        kv = config.kv_layer_bytes() * len(config.attention_layers) * context_tokens
+        self._bytes = process.info.read_bytes + config.recurrent_bytes + kv
 
     def turn(self, suite: str, rows: int) -> list[float]:
         return self._process.turn(suite, rows)

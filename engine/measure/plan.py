@@ -168,8 +168,8 @@ def make_plan(shape: Shape, rows: tuple[int, ...], context_tokens: int) -> Plan:
     products.append(Product("head", config.vocab_size, config.hidden_size, "fp8"))
     weights = sum(p.nbytes for p in products) + 2 * config.hidden_size
     weights += sum(small_bytes(config, kind) for kind in config.layer_types)
-    state = 4 * config.value_heads * config.key_dim * config.value_dim * len(config.gdn_layers)
-    kv = 4 * config.kv_rows * len(config.attention_layers) * context_tokens
+    state = config.recurrent_bytes
+    kv = config.kv_layer_bytes() * len(config.attention_layers) * context_tokens
     decode = sum(p.decode_instructions for p in products)
     found = []
     for machine in MACHINES:

@@ -36,12 +36,11 @@ class ByteModel:
         layers = sum(part.nbytes for layer in weights.layers for part in parts_of(layer))
         mtp = 0 if weights.mtp is None else sum(part.nbytes for part in parts_of(weights.mtp))
         kv = config.kv_layer_bytes(scaled=scaled_kv)
-        state = 4 * config.value_heads * config.key_dim * config.value_dim
         return ByteModel(
             trunk_bytes=layers + weights.final_norm.nbytes,
             head_bytes=weights.head_linear.nbytes,
             mtp_bytes=mtp,
-            state_bytes=state * len(config.gdn_layers),
+            state_bytes=config.recurrent_bytes,
             kv_bytes_per_token=kv * len(config.attention_layers),
             mtp_kv_bytes_per_token=kv if mtp else 0,
         )

@@ -134,11 +134,15 @@ class ModelConfig:
         return 2 * (self.kv_rows + 4 * self.kv_heads if scaled else 2 * self.kv_rows)
 
     @property
+    def recurrent_bytes(self) -> int:
+        """Bytes of one sequence's gated delta states, float32: what a round reads, and may write, of state."""
+        return len(self.gdn_layers) * 4 * self.value_heads * self.key_dim * self.value_dim
+
+    @property
     def state_bytes(self) -> int:
         """Bytes of one sequence's gated delta states (float32) and convolution tails (BF16)."""
-        recurrent = 4 * self.value_heads * self.key_dim * self.value_dim
         tail = 2 * (self.conv_width - 1) * self.qkv_rows
-        return len(self.gdn_layers) * (recurrent + tail)
+        return self.recurrent_bytes + len(self.gdn_layers) * tail
 
     @property
     def _mlp_and_norms(self) -> int:
