@@ -54,7 +54,7 @@ class Window(QMainWindow):
         self.setMinimumSize(900, 600)
         self.resize(1320, 860)
         self.chat = ChatPage(bridge, theme, settings)
-        self.kernels = KernelsPage(bridge, theme)
+        self.kernels = KernelsPage(bridge)
         self.candidate = Candidate(self)
         self.knobs = KnobsPage(bridge, theme, self.candidate)
         self.compare = ComparePage(bridge, theme, self.candidate)

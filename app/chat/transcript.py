@@ -29,10 +29,6 @@ class ThinkingSplit:
         self._held = ""
         self._mode = "start"  # start, thinking, gap (white space after the mark), answer
 
-    @property
-    def is_thinking(self) -> bool:
-        return self._mode == "thinking"
-
     def feed(self, delta: str) -> tuple[str, str]:
         """(thinking, answer) characters that are certain by now."""
         thinking = answer = ""

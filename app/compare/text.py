@@ -152,8 +152,12 @@ def as_text(report: CompareReport) -> str:
         f"model: {report.model_name}, {report.weight_format}, {report.threads} threads; "
         f"workload {report.request.workload}, {report.request.tokens} tokens; "
         f"{report.seconds:.0f} s",
-        f"noise floor: {report.noise_source}" if report.noise_source else "",
-        f"figures of a pair: {report.estimator}" if report.estimator and report.pairs else "",
+    ]
+    if report.noise_source:
+        lines.append(f"noise floor: {report.noise_source}")
+    if report.estimator and report.pairs:
+        lines.append(f"figures of a pair: {report.estimator}")
+    lines += [
         f"switches of A: {switches(report.base_knobs)}",
         f"switches of B: {switches(report.candidate_knobs)}",
     ]
@@ -171,7 +175,7 @@ def as_text(report: CompareReport) -> str:
         lines.append(f"stored as run {report.run_id}")
     if report.not_stored:
         lines.append(f"not stored: {report.not_stored}")
-    return "\n".join(line for line in lines if line is not None).rstrip() + "\n"
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:

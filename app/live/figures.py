@@ -49,10 +49,6 @@ class Figure(QWidget):
     def note(self) -> str:
         return self._note
 
-    @property
-    def is_dim(self) -> bool:
-        return self._dim
-
     def sizeHint(self) -> QSize:
         return self._size
 

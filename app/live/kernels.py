@@ -20,7 +20,6 @@ from PySide6.QtWidgets import (
 from app.bridge import Bridge
 from app.compare.table import FilledColumn
 from app.format import NONE, grouped, number, significant
-from app.theme import Theme
 from engine.api import KernelTable
 
 COLUMNS = ("Operation", "Calls a round", "ms a round", "Total, ms", "Share, %", "GB/s", "GFLOP/s")
@@ -164,7 +163,7 @@ class SortedKernels(QSortFilterProxyModel):
 class KernelsPage(QWidget):
     """Polls the table once a second while it is in view."""
 
-    def __init__(self, bridge: Bridge, theme: Theme, parent: QWidget | None = None) -> None:
+    def __init__(self, bridge: Bridge, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setObjectName("page")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
