@@ -56,9 +56,12 @@ class Target:
 TARGETS = {
     (8, 0): Target("sm_80", (12, 0)),
     (8, 6): Target("sm_86", (12, 0)),
+    (8, 7): Target("sm_87", (12, 0)),
     (8, 9): Target("sm_89", (12, 0)),
     (9, 0): Target("sm_90a", (12, 0)),
     (10, 0): Target("sm_100a", (12, 8)),
+    (10, 3): Target("sm_103a", (12, 9)),
+    (11, 0): Target("sm_110a", (13, 0)),
     (12, 0): Target("sm_120a", (12, 8)),
     (12, 1): Target("sm_121a", (12, 9)),
 }
@@ -204,6 +207,8 @@ class CudaLibrary:
         """
         key = (source, entry)
         if key not in self._functions:
+            # A thread that nothing of PyTorch has run in has no context, and a module would find none to go to.
+            self._call("cuCtxSetCurrent", self._context)
             handle = ctypes.c_void_p()
             module = self._module(source)
             self._call("cuModuleGetFunction", ctypes.byref(handle), module, entry.encode())

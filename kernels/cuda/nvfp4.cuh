@@ -7,7 +7,7 @@
 // own. What the instruction gets is the product times kWeightUnit; the caller gives the power of two back to
 // the finished sum. Two decoders give the same bits:
 //
-// - with the FP4 conversions (sm_100a, sm_120a, sm_121a): codes and scales to FP16 by one conversion each, the
+// - with the FP4 conversions (sm_100a to sm_121a): codes and scales to FP16 by one conversion each, the
 //   product in FP16, and the exact way from FP16 to BF16;
 // - without: a code's three magnitude bits laid over BF16's lowest exponent bits and highest mantissa bit are
 //   2^-126 times its value, an e4m3 byte laid there 2^-120 times its own. One BF16 product per pair of weights

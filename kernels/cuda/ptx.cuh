@@ -15,7 +15,8 @@ using e2m1x2 = unsigned char;  // two FP4 values, the even one in the low nibble
 // The conversions from e2m1 exist on architecture-specific targets alone (the `a` of sm_121a): a plain sm_121
 // build must not ask for them, so the architecture's number is not enough.
 #if defined(__CUDA_ARCH_FEAT_SM100_ALL) || defined(__CUDA_ARCH_FEAT_SM103_ALL) || \
-    defined(__CUDA_ARCH_FEAT_SM120_ALL) || defined(__CUDA_ARCH_FEAT_SM121_ALL)
+    defined(__CUDA_ARCH_FEAT_SM110_ALL) || defined(__CUDA_ARCH_FEAT_SM120_ALL) || \
+    defined(__CUDA_ARCH_FEAT_SM121_ALL)
 #define RONDO_FP4_CONVERT 1
 #else
 #define RONDO_FP4_CONVERT 0
@@ -59,6 +60,15 @@ RONDO_DEVICE u32 load_u16(const void* at) {
   unsigned short v;
   asm("ld.global.nc.u16 %0, [%1];" : "=h"(v) : "l"(at));
   return v;
+}
+
+RONDO_DEVICE float float_of_bits(u32 bits) { return __uint_as_float(bits); }
+
+// The value that lane (own lane ^ mask) brings; all lanes of the warp meet here.
+RONDO_DEVICE float shuffle_xor(float value, int mask) {
+  float r;
+  asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xFFFFFFFF;" : "=f"(r) : "f"(value), "r"(mask));
+  return r;
 }
 
 RONDO_DEVICE void store_16_bytes(void* at, uint4 v) {

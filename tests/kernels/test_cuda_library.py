@@ -75,9 +75,10 @@ def test_a_product_reaches_the_driver_as_the_kernel_declares_it(driver: ctypes.C
 
 def test_another_thread_gets_the_context(driver: ctypes.CDLL) -> None:
     library = CudaLibrary()
-    driver.forget_context()
     arguments = [ctypes.c_void_p(1)] * 5 + [ctypes.c_int32(2)] * 6
-    function = library.function(SOURCE, "any")
+    driver.forget_context()
+    function = library.function(SOURCE, "any")  # loads the module
+    driver.forget_context()
     library.launch(function, grid=1, threads=32, shared_bytes=0, arguments=arguments)
     assert driver.last_launch().startswith(b"any 1.1.1 32.1.1 0")
 
