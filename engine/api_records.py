@@ -140,7 +140,6 @@ class ModelCard:
     backend: str  # "native", "reference" or "cuda"
     device: str  # "CPU, 2 threads, AVX-512 BF16"
     speculation: str  # "MTP, depth 3", "lookup first, then MTP, depth 3", or "off: why"
-    speculates: bool
     thinks: bool  # the chat template knows a thinking switch
     thinks_by_default: bool
     roof_gbps: float | None  # measured read rate of this machine, None until it is known

@@ -23,16 +23,16 @@ from engine.api import (
 )
 from engine.engine_compare import EngineCompares
 from engine.errors import Cancelled, UsageError
+from engine.hardware import MOST_THREADS
 from engine.knob_rows import idle_notices, knob_rows, served_values
 from engine.knobs import KnobSet
 from engine.load.checkpoint import Checkpoint, read_checkpoint
 from engine.measure.kernel_table import kernel_table
 from engine.measure.price_store import live_prices
-from engine.model.backend import Backend
+from engine.model.backend import PREFILL_CHUNK, Backend
 from engine.model.choose import open_backend, scaled_kv
 from engine.model.cuda_memory import give_back_memory
 from engine.model.engaged import Engaged
-from engine.model.threads import MOST_THREADS
 from engine.numbers import grouped
 from engine.paths import profile_path
 from engine.prompt_ids import PromptIds
@@ -43,7 +43,6 @@ from engine.spec.drafter import Drafter
 from engine.spec.drafters import Drafters
 from engine.spec.lookup_memory import Memory, open_memory
 
-PREFILL_CHUNK = 256
 DEFAULT_CONTEXT_TOKENS = 32768  # or the model's own, if smaller
 
 

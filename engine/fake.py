@@ -205,7 +205,6 @@ class FakeEngine(FakeKnobs, FakeCompares):
             backend="reference",
             device="no device, scripted",
             speculation="MTP, depth 3",
-            speculates=True,
             thinks=bool(script.thought),
             thinks_by_default=bool(script.thought),
             roof_gbps=ROOF_GBPS,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Switches that are known and shown, but do not act on the CPU; every row says why."""
+"""Switches that are known and shown, but act nowhere in this version; every row says why not on the CPU."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ def _idle(
     low: float = 0,
     high: float = 0,
     choices: tuple[str, ...] = (),
-    backends: tuple[str, ...] = (),
 ) -> Knob:
     return Knob(
         name, kind, default, effect, bits, flip, "none here", group, low, high, choices,
-        backends=backends, why=why,
+        backends=(), why=why,
     )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from engine.model.native_weights import unsupported_shape
 from engine.model.reference import ReferenceBackend, unpacked_bytes
 from engine.model.threads import choose_threads, physical_cores
 from engine.numbers import grouped
-from engine.spec.choose_drafter import OFF, speculation_words
+from engine.spec.choose_drafter import speculation_words
 from kernels.build import NativeBuildError, NativeLibrary, load_library
 from kernels.tape import Pool
 
@@ -56,7 +56,6 @@ class OpenedBackend:
         config = checkpoint.config
         native = isinstance(self.backend, NativeBackend)
         threads = self.backend.pool.threads if native else self.threads
-        speculation = speculation_words(knobs, self.backend)
         return ModelCard(
             name=checkpoint.name,
             path=str(checkpoint.path),
@@ -70,8 +69,7 @@ class OpenedBackend:
             state_bytes=config.state_bytes,
             backend=self.backend.name,
             device=self.place or f"CPU, {_threads(threads)}, {self.arithmetic}",
-            speculation=speculation,
-            speculates=not speculation.startswith(OFF),
+            speculation=speculation_words(knobs, self.backend),
             thinks=checkpoint.template.has_thinking_switch,
             thinks_by_default=checkpoint.template.thinks_by_default,
             roof_gbps=self.roof.read_gbps if self.roof else None,
