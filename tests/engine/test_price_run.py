@@ -72,6 +72,9 @@ class TimedBackend:
     def round_bytes(self, rows: int, drafted: int) -> int:
         return 1000
 
+    def engaged(self) -> dict[str, int]:
+        return {}
+
 
 class Clock:
     ms = 0.0
@@ -159,6 +162,44 @@ def test_the_quick_table_follows_the_slope_where_time_is_short(clock: Clock) -> 
     quick = quick_prices(backend)
     assert quick is not None
     assert quick.verify_ms("chain", 32, 0) == pytest.approx(1.01 + 50.0 * 32)
+
+
+class CapturingBackend(TimedBackend):
+    """One that captures a graph of each pass for each of two sets of records, by turns, in 300 ms."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock, capacity=600)
+        self.recorded = {(rows, tree) for rows in range(33) for tree in (False, True)}
+        self._turn, self._captured = 0, set[tuple[int, bool, int]]()
+
+    def reset(self, *, speculate: bool) -> None:
+        super().reset(speculate=speculate)
+        self._turn = 0
+
+    def verify(self, ids: Sequence[int], parents: Sequence[int] | None = None) -> None:
+        super().verify(ids, parents)
+        key = (len(ids), parents is not None, self._turn)
+        self._clock.ms += 0.0 if key in self._captured else 300.0
+        self._captured.add(key)
+
+    def commit(self, rows: int) -> None:
+        super().commit(rows)
+        self._turn = 1 - self._turn
+
+    def engaged(self) -> dict[str, int]:
+        return {"graph captures": len(self._captured)}
+
+
+def test_a_capture_is_no_part_of_a_price(clock: Clock) -> None:
+    quick, wanted = quick_prices(CapturingBackend(clock)), TimedBackend(clock, capacity=600)
+    wanted.recorded = {(rows, tree) for rows in range(33) for tree in (False, True)}
+    plain = quick_prices(wanted)
+    assert quick is not None
+    assert plain is not None
+    assert quick.source == plain.source
+    for rows in (1, 8, 32):
+        assert quick.verify_ms("chain", rows, 0) == pytest.approx(plain.verify_ms("chain", rows, 0))
+    assert quick.verify_ms("tree", 8, 0) == pytest.approx(plain.verify_ms("tree", 8, 0))
 
 
 class DraftingBackend(TimedBackend):
