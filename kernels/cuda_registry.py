@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 CUDA_CHECKS = {
     "nvfp4_linear": "kernels.nvfp4_linear.cuda_check",
     "head": "kernels.head.cuda_check",
+    "hadamard": "kernels.hadamard.cuda_check",
     "rms_norm": "kernels.rms_norm.triton_check",
     "causal_conv": "kernels.causal_conv.triton_check",
     "attention": "kernels.attention.triton_check",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import shutil
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -87,7 +88,7 @@ class HostKernels:
         grid: int,
         threads: int,
         shared_bytes: int,
-        arguments: Sequence[Tensor | int],
+        arguments: Sequence[Tensor | int | float],
         readable: Sequence[Tensor] | None,
     ) -> None:
         """Run every block of a grid; tensors go as their address; readable None lets it read anything.
@@ -96,7 +97,7 @@ class HostKernels:
             SimtError: a read outside `readable`, lanes or threads that do not meet, or a write behind
                 the shared memory asked for.
         """
-        words = [a.data_ptr() if isinstance(a, Tensor) else a for a in arguments]
+        words = [_word(argument) for argument in arguments]
         ranges = [0, 2**63 - 1]
         if readable is not None:
             ranges = [word for t in readable for word in (t.data_ptr(), _span_bytes(t))]
@@ -114,6 +115,15 @@ class HostKernels:
         error = self._library.simt_launch(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(how))
         if error:
             raise SimtError(error.decode())
+
+
+def _word(argument: Tensor | int | float) -> int:
+    """What the launch passes: an address, a whole number, or the bits of a float32."""
+    if isinstance(argument, Tensor):
+        return argument.data_ptr()
+    if isinstance(argument, float):
+        return int.from_bytes(struct.pack("<f", argument), "little")
+    return argument
 
 
 def _span_bytes(tensor: Tensor) -> int:

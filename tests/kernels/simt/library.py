@@ -16,6 +16,7 @@ ENTRIES = {
     "nvfp4_linear/skinny.cu": "rondo_nvfp4_skinny_t1_r8_a0",
     "nvfp4_linear/expand.cu": "rondo_nvfp4_expand",
     "head/gemv.cu": "rondo_fp8_head_t1_r8",
+    "hadamard/wht.cu": "rondo_hadamard_d64",
 }
 
 

@@ -112,6 +112,18 @@ inline u32 multiply_bf16x2(u32 a, u32 b) {
 
 inline __nv_bfloat16 bf16_of_f32(float value) { return {uint16_t(bf16_bits(value))}; }
 
+inline void compute_shuffle_xor(simt::Meeting& m) {
+  for (unsigned lane = 0; lane < simt::kWarp; ++lane) {
+    if (m.in[lane][1] != m.in[0][1]) simt::fail("lanes that exchange by different masks");
+    m.out[lane][0] = m.in[lane ^ (m.in[lane][1] % simt::kWarp)][0];
+  }
+}
+
+inline float shuffle_xor(float value, int mask) {
+  const u32 in[2] = {bits_of_float(value), static_cast<u32>(mask)};
+  return float_of_bits(*simt::meet(in, 2, compute_shuffle_xor));
+}
+
 // A chain of float64 products in the order of K, one rounding of the chain and the sum so far to float32. The
 // hardware's own order inside an instruction is not documented; the twin of the tests has this one.
 inline void compute_mma(simt::Meeting& m) {
