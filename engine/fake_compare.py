@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +30,7 @@ from engine.measure.ab_evidence import BASE, CANDIDATE, Measured, Setting
 from engine.measure.ab_noise import NoiseStore
 from engine.measure.runs import RunStore
 from engine.measure.workloads import Workload, workloads_of
+from engine.moment import iso_utc
 
 if TYPE_CHECKING:
     from engine.fake_script import Script
@@ -168,7 +168,7 @@ class ScriptedSides:
             bytes_per_round=16_400_000,
             tokens_sha256_12=hashlib.sha256((work.name + variant).encode()).hexdigest()[:12],
             finish_reason="length",
-            test_time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            test_time=iso_utc(),
         )
         counters = {"drafted tokens": drafted}
         if not script.same_path:

@@ -9,7 +9,6 @@ import shlex
 import sys
 import threading
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from engine.measure.machine import code_record, cpu_model
 from engine.measure.price_run import PRICE_ROWS, TREES, PriceRequest, measure_prices
 from engine.measure.price_store import PriceKey
 from engine.model.backend import Backend
+from engine.moment import iso_utc
 from engine.spec.prices import CHAIN, TREE, PriceTable, parse_prices, write_prices
 
 _ROOT = Path(__file__).parents[2]
@@ -141,7 +141,7 @@ def _provenance(
         "model": subject.name,
         "weights": subject.weight_format,
         "commit": code_record(_ROOT)["git_commit"],
-        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "date": iso_utc(),
         "command": shlex.join(command),
         "trees": TREES,
         "rounds": request.turns,

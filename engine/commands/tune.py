@@ -8,7 +8,6 @@ own section, and the processor's by the instruction level that they were measure
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from engine.hardware import MOST_THREADS
 from engine.measure.machine import machine_record
 from engine.measure.shapes import Shape, named_shape, shape_names
 from engine.model.tiles import LEVELS, plain_level
+from engine.moment import iso_utc
 from engine.paths import data_dir
 from engine.replace_file import replace_text
 
@@ -117,7 +117,7 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
         "shape": ",".join(shape.name for shape in shapes),
         "cut": [f"{shape.name}: {shape.note}" for shape in shapes if shape.note],
         **measured.origin,
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "date": iso_utc(),
         **_provenance(),
     }
     about = f"Product sizes by weight shape for {row_range} rows, written by `rondo tune`."

@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from engine.knobs import KNOBS, PREFIX, Knob, KnobSet, knob_named, status_of
 from engine.measure.ab_evidence import BASE, CANDIDATE, SIDES, Measured, Setting
 from engine.measure.interruptions import interruptions
 from engine.measure.workloads import Workload
+from engine.moment import iso_utc
 from engine.spec.choose_drafter import SWITCHES as DRAFTER_SWITCHES
 from engine.spec.decode import Round
 
@@ -230,7 +230,7 @@ class _RoundTimes:
             bytes_per_round=generation.bytes_per_round or 0,
             tokens_sha256_12=tokens_hash(generation.token_ids),
             finish_reason=generation.finish_reason,
-            test_time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            test_time=iso_utc(),
             repeat=repeat,
             interrupted=tuple(self._interrupted),
         )

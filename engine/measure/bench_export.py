@@ -5,21 +5,20 @@ from __future__ import annotations
 
 import statistics
 import uuid
-from datetime import UTC, datetime
 from typing import Any
 
 from engine.measure.bench_report import BenchReport, BenchRow
 from engine.measure.export_csv import machine_columns
+from engine.moment import iso_utc
 
 
 def run_rows(report: BenchReport, *, label: str = "", seed: int = 0) -> list[dict[str, Any]]:
     """One row for every case of every contender; the columns are `export_csv.RUN_COLUMNS`."""
     session = uuid.uuid4().hex[:12]
-    moment = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     common = {
         "session_id": session,
         "label": label,
-        "test_time": moment,
+        "test_time": iso_utc(),
         "seed": seed,
         **machine_columns(report.machine),
     }

@@ -26,6 +26,7 @@ from engine.api_compare import CompareReport, RunRecord, RunSummary
 from engine.errors import RondoError
 from engine.measure.records import plain, record
 from engine.measure.runs_text import CSV_ROWS, Files, bench_files, compare_files, headline_of
+from engine.moment import iso_utc
 from engine.paths import data_dir
 from engine.replace_file import replace_text
 
@@ -237,10 +238,9 @@ def new_run_id() -> str:
 def _time_of(run_id: str) -> str:
     """The time in a run id; empty where a folder was given a name of that form that is no time."""
     try:
-        moment = datetime.strptime(run_id[:16], "%Y%m%dT%H%M%SZ")
+        return iso_utc(datetime.strptime(run_id[:16], "%Y%m%dT%H%M%SZ"))
     except ValueError:
         return ""
-    return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _read_json(path: Path) -> dict[str, Any]:
