@@ -53,7 +53,9 @@ class Composer(QWidget):
         column = QVBoxLayout(inner)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(6)
-        self.editing = _Notice("Editing: sending replaces this message and all after it.", theme)
+        self.editing = _Notice(
+            "Editing: sending replaces this message and all after it. Esc gives it up.", theme
+        )
         self.editing.closed.connect(self.edit_cancelled)
         self.editing.hide()
         column.addWidget(self.editing)
@@ -67,6 +69,7 @@ class Composer(QWidget):
         self.field.setAccessibleName("Message to the model")
         self.field.textChanged.connect(self._on_text)
         self.field.long_pasted.connect(self.attach)
+        self.field.escaped.connect(self._on_escape)
         column.addWidget(self.field)
         row = QHBoxLayout()
         row.setSpacing(6)
@@ -152,6 +155,11 @@ class Composer(QWidget):
         self.attachment.hide()
         self._on_text()
 
+    @Slot()
+    def _on_escape(self) -> None:
+        if self.editing.isVisible():
+            self.edit_cancelled.emit()
+
     # State.
 
     def set_state(self, *, can_send: bool, can_stop: bool, why_not: str = "") -> None:
@@ -200,9 +208,10 @@ class Composer(QWidget):
 
 
 class _Field(QPlainTextEdit):
-    """A plain text field that grows from three to nine lines and hands long pastes on."""
+    """A plain text field that grows from three to nine lines and hands long pastes and Esc on."""
 
     long_pasted = Signal(str)
+    escaped = Signal()
 
     def __init__(self) -> None:
         super().__init__()
@@ -227,6 +236,9 @@ class _Field(QPlainTextEdit):
             Qt.Key.Key_Enter,
         ):
             self.insertPlainText("\n")  # a line separator would come out as U+2028
+            return
+        if event.key() == Qt.Key.Key_Escape:
+            self.escaped.emit()
             return
         super().keyPressEvent(event)
 

@@ -48,6 +48,22 @@ def test_ctrl_enter_sends_and_esc_stops(console, qtbot) -> None:
     assert "by you" in one.answer.figures.text()
 
 
+def test_esc_gives_an_edit_up(console, qtbot) -> None:
+    one = console(FAST)
+    one.ask("first")
+    one.chat.view.messages[0].edit_button.click()
+    field = one.chat.composer.field
+    assert field.toPlainText() == "first"
+    qtbot.keyClick(field, Qt.Key.Key_Escape)
+    assert not one.chat.composer.editing.isVisible()
+    assert field.toPlainText() == ""
+    one.ask("second")
+    assert [turn.text for turn in one.chat.transcript.turns if turn.role == "user"] == [
+        "first",
+        "second",
+    ]
+
+
 @pytest.mark.parametrize(
     ("key", "page"),
     [
