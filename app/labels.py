@@ -3,13 +3,22 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QSize, Qt
 from PySide6.QtWidgets import QHBoxLayout, QLabel
+
+_WORD_PX = 240
+
+
+class _TextLabel(QLabel):
+    """A word longer than all the room, such as a file name, is cut; it widens no page."""
+
+    def minimumSizeHint(self) -> QSize:
+        return super().minimumSizeHint().boundedTo(QSize(_WORD_PX, 1 << 20))
 
 
 def text_label(text: str = "", role: str = "", *, wrap: bool = True) -> QLabel:
     """Plain text that the mouse can select, in a role of the style sheet."""
-    label = QLabel(text)
+    label = _TextLabel(text) if wrap else QLabel(text)
     label.setTextFormat(Qt.TextFormat.PlainText)
     label.setWordWrap(wrap)
     label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)

@@ -25,11 +25,11 @@ class StatusBar(QStatusBar):
         super().__init__(parent)
         self._bridge, self._theme = bridge, theme
         self.setSizeGripEnabled(False)
-        self.state = self._cell("◑ engine: prefilling", "Engine state")
-        self.freshness = self._cell("no sign of life for 888 s", "Freshness of the display")
-        self.cost = self._cell("888.8 ms a refresh", "Cost of the display")
-        self.memory = self._cell("memory 888.88 GB", "Memory of the process")
-        self.model = self._cell("", "Model")
+        self.state = self._cell("Engine state", *map(_state_text, WORDS))
+        self.freshness = self._cell("Freshness of the display", "▲  no sign of life for 888 s")
+        self.cost = self._cell("Cost of the display", "888.8 ms a refresh")
+        self.memory = self._cell("Memory of the process", "memory 888.88 GB")
+        self.model = self._cell("Model")
         self.model.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self.model.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
         for label, stretch in (
@@ -47,7 +47,8 @@ class StatusBar(QStatusBar):
         theme.changed.connect(self.refresh)
         self.refresh()
 
-    def _cell(self, widest: str, name: str) -> QLabel:
+    def _cell(self, name: str, *widest: str) -> QLabel:
+        """A label as wide as the widest of what it may say, so that its neighbours hold still."""
         label = QLabel()
         label.setProperty("role", "small")
         label.setAccessibleName(name)
@@ -55,7 +56,7 @@ class StatusBar(QStatusBar):
         label.setContentsMargins(10, 2, 6, 2)
         metrics = QFontMetrics(self._theme.ui_font(0.9))
         if widest:
-            label.setFixedWidth(metrics.horizontalAdvance(widest) + 26)
+            label.setFixedWidth(max(map(metrics.horizontalAdvance, widest)) + 26)
         return label
 
     @property
@@ -66,8 +67,7 @@ class StatusBar(QStatusBar):
     @Slot()
     def refresh(self, *_: object) -> None:
         snapshot = self._bridge.snapshot
-        state = snapshot.state
-        self.state.setText(f"{GLYPHS.get(state, '○')}  engine: {WORDS.get(state, state)}")
+        self.state.setText(_state_text(snapshot.state))
         level = self.silence_level
         if level:
             text = f"▲  no sign of life for {self._bridge.silence_s():.0f} s"
@@ -101,3 +101,7 @@ class StatusBar(QStatusBar):
         style = "" if token == "dim" else f"color: {self._theme.color(token)};"
         if label.styleSheet() != style:
             label.setStyleSheet(style)
+
+
+def _state_text(state: str) -> str:
+    return f"{GLYPHS.get(state, '○')}  engine: {WORDS.get(state, state)}"

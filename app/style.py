@@ -41,6 +41,7 @@ QScrollArea, QScrollArea > QWidget > QWidget#scrollBody { background: transparen
 QScrollBar:vertical { background: transparent; width: 10px; margin: 0; }
 QScrollBar::handle:vertical { background: $line; min-height: 28px; border-radius: 4px; margin: 1px 2px; }
 QScrollBar::handle:vertical:hover { background: $edge; }
+QScrollBar::handle:vertical:disabled { background: transparent; }
 QScrollBar:horizontal { background: transparent; height: 10px; margin: 0; }
 QScrollBar::handle:horizontal { background: $line; min-width: 28px; border-radius: 4px; margin: 2px 1px; }
 QScrollBar::add-line, QScrollBar::sub-line { width: 0; height: 0; }

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal, Slot
+from PySide6.QtCore import QSize, Qt, Signal, Slot
 from PySide6.QtWidgets import (
     QHBoxLayout,
     QLabel,
@@ -45,7 +45,7 @@ class ConversationView(QScrollArea):
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOn)
         self.setAccessibleName("Conversation")
-        body = QWidget()
+        body = _Body()
         body.setObjectName("scrollBody")
         outer = QVBoxLayout(body)
         outer.setContentsMargins(18, 16, 8, 16)
@@ -121,12 +121,24 @@ class ConversationView(QScrollArea):
 
     @Slot(int, int)
     def _on_range(self, _low: int, high: int) -> None:
+        bar = self.verticalScrollBar()
+        bar.setEnabled(high > 0)  # a handle as long as the bar would move nothing
         if self._follow:
-            self.verticalScrollBar().setValue(high)
+            bar.setValue(high)
 
     @Slot(int)
     def _on_value(self, value: int) -> None:
         self._follow = value >= self.verticalScrollBar().maximum() - _AT_END_PX
+
+
+class _Body(QWidget):
+    """As high as its messages are at its width; at their narrowest they are higher, which left a blank end."""
+
+    def minimumSizeHint(self) -> QSize:
+        least = super().minimumSizeHint()
+        if self.layout().hasHeightForWidth():
+            least.setHeight(self.layout().totalHeightForWidth(max(self.width(), least.width())))
+        return least
 
 
 class EmptyState(QWidget):

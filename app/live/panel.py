@@ -169,7 +169,10 @@ class LivePanel(QWidget):
             self._figures_due_s = at_s + FIGURES_EVERY_S
             self._show_now(snapshot)
             self._show_figures(snapshot)
-        if snapshot.state == "comparing":
+        resting = snapshot.state == "comparing"
+        for plot in (self.tps_plot, self.gbps_plot):
+            plot.set_resting(resting)
+        if resting:
             return  # what an A/B times is not to be slowed by curves; they are drawn at its end
         due_s = self._plots_due_s if self._has_news else self._quiet_plots_due_s
         if at_s >= due_s:

@@ -22,6 +22,7 @@ MINUTE_S = 60.0
 _AXIS_PX = 46
 _NOTHING = f"no round in the last {SPAN_S / 60:.0f} min"
 _NOTHING_SHORT = "no round"
+_RESTING, _RESTING_SHORT = "drawn again after the A/B", "rests"
 
 
 class CurvePlot(QWidget):
@@ -37,7 +38,7 @@ class CurvePlot(QWidget):
         self._values = np.zeros(0)
         self._roof: float | None = None
         self._roof_name = "roof"
-        self._filling = False
+        self._filling = self._resting = False
         self._top = self._span_s = 0.0
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
@@ -102,6 +103,12 @@ class CurvePlot(QWidget):
             self._line.setValue(roof)
         self._fit()
         self._say(None)
+
+    def set_resting(self, resting: bool) -> None:
+        """Say that the curve stands still, or no longer."""
+        if resting != self._resting:
+            self._resting = resting
+            self._say(None)
 
     @Slot()
     def copy_data(self) -> None:
@@ -171,6 +178,8 @@ class CurvePlot(QWidget):
             texts = [f"{-age_s:.0f} s ago: {found}"]
         else:
             nothing = () if len(known) or self._filling else (_NOTHING, _NOTHING_SHORT)
+            if self._resting:
+                nothing = (_RESTING, _RESTING_SHORT)
             roof = f"{self._roof_name} {significant(self._roof)}" if self._roof is not None else ""
             texts = [" · ".join(filter(None, (said, roof))) for said in (*nothing, "")]
         if not self._cross.isVisible() or age_s is not None:

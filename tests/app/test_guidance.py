@@ -12,11 +12,12 @@ from PySide6.QtCore import QPoint, QPointF, Qt
 
 from app.compare.plot import PairPlot
 from app.live.kernels import KernelModel
+from app.live.now import WORDS
 from app.live.plots import CurvePlot, tick_text
 from app.live.series import BIN_S, SPAN_S
 from app.load.card import card_rows
 from app.settings import Sampling
-from engine.api import ROUND_DTYPE, KernelRow, KernelTable
+from engine.api import ROUND_DTYPE, ErrorReport, KernelRow, KernelTable
 from engine.fake_script import SCRIPTS, Script
 
 BINS = int(SPAN_S / BIN_S)
@@ -53,6 +54,14 @@ def test_a_plot_whose_first_rounds_are_not_drawn_yet_denies_none(plot) -> None:
     plot.set_data(AGES, nothing, 41.0, filling=True)
     assert plot._reading.text() == "roof 41.0"
     plot.set_data(AGES, nothing, 41.0)
+    assert plot._reading.text() == "no round in the last 5 min · roof 41.0"
+
+
+def test_a_plot_that_rests_denies_no_round(plot) -> None:
+    plot.set_data(AGES, np.full(BINS, np.nan), 41.0)
+    plot.set_resting(True)
+    assert plot._reading.text() == "drawn again after the A/B · roof 41.0"
+    plot.set_resting(False)
     assert plot._reading.text() == "no round in the last 5 min · roof 41.0"
 
 
@@ -215,6 +224,49 @@ def test_the_conversation_stands_over_the_composer(console, qtbot) -> None:
     left = answer.mapTo(one.window, QPoint(0, 0)).x()
     assert abs(left - field.mapTo(one.window, QPoint(0, 0)).x()) <= 8
     assert answer.width() > 800
+
+
+def test_the_conversation_ends_with_its_last_message(console, qtbot) -> None:
+    one = console(Script(answer="ok", round_ms=3.0))
+    one.window.resize(900, 600)
+    for question in ("one", "two", "three", "four"):
+        one.ask(question)
+    view = one.chat.view
+    body, bar = view.widget(), view.verticalScrollBar()
+    one.wait(lambda: bar.maximum() > 0)
+    end = one.answer.mapTo(body, QPoint(0, one.answer.height())).y()
+    assert body.height() - end == body.layout().contentsMargins().bottom()
+    assert bar.value() == bar.maximum() == body.height() - view.viewport().height()
+    one.chat.new_chat()
+    one.ask("one")
+    one.wait(lambda: bar.maximum() == 0)
+    assert not bar.isEnabled(), "a handle would move nothing"
+
+
+def test_every_word_has_room_in_the_status_bar(console) -> None:
+    one = console()
+    bar = one.window.statusBar()
+    for state in WORDS:
+        one.engine._update(state=state)
+        one.bridge.tick()
+        bar.refresh()
+        assert WORDS[state] in bar.state.text()
+        assert bar.state.sizeHint().width() <= bar.state.width()
+    one.engine._update(state="ready")
+    bar.freshness.setText("▲  no sign of life for 888 s")
+    assert bar.freshness.sizeHint().width() <= bar.freshness.width()
+
+
+def test_a_file_name_without_an_end_widens_no_page(console, qtbot) -> None:
+    one = console()
+    one.window.show_model()
+    folder = "/models/" + "x" * 250
+    report = ErrorReport("This folder cannot be opened", f"{folder} does not exist.", "", "")
+    one.bridge.load_failed.emit(folder, report)
+    page = one.window.model_page
+    qtbot.wait(50)
+    right = page.open_button.mapTo(page, QPoint(page.open_button.width(), 0)).x()
+    assert right <= page.width()
 
 
 def test_a_long_model_name_ends_in_dots_and_is_told_in_full(console, qtbot) -> None:
