@@ -150,6 +150,12 @@ def test_freed_memory_goes_back_where_a_gpu_was_used_alone(monkeypatch: pytest.M
     give_back_memory()
     assert emptied == [True]
 
+    def broken() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", broken)
+    give_back_memory()
+
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
 @pytest.mark.parametrize(
