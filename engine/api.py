@@ -12,9 +12,13 @@ from typing import Protocol
 
 from engine.api_compare import (
     DEFAULT_PAIRS,
+    DEFAULT_TOKENS,
     FEWEST_PAIRS,
+    FEWEST_TOKENS,
     METRICS,
+    MOST_LABEL,
     MOST_PAIRS,
+    MOST_TOKENS,
     VERDICTS,
     WORKLOADS,
     CompareBlock,
@@ -64,10 +68,14 @@ from engine.numbers import byte_size, grouped, significant
 
 __all__ = [
     "DEFAULT_PAIRS",
+    "DEFAULT_TOKENS",
     "DRAFTERS",
     "FEWEST_PAIRS",
+    "FEWEST_TOKENS",
     "METRICS",
+    "MOST_LABEL",
     "MOST_PAIRS",
+    "MOST_TOKENS",
     "ROUND_DTYPE",
     "ROUTES",
     "STATES",

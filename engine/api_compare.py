@@ -14,6 +14,8 @@ FEWEST_PAIRS = 6  # with five, two-sided p cannot reach 0.05
 DEFAULT_PAIRS = 10
 MOST_PAIRS = 200
 MOST_REPEATS = 25
+FEWEST_TOKENS, DEFAULT_TOKENS, MOST_TOKENS = 8, 128, 4096  # of an answer
+MOST_LABEL = 200  # characters
 
 Changes = tuple[tuple[str, str], ...]  # (switch with its prefix, value), sorted by name
 
@@ -36,7 +38,7 @@ class CompareRequest:
     base: Changes | Mapping[str, str] = ()
     workload: str = "mix"
     pairs: int = DEFAULT_PAIRS
-    tokens: int = 128
+    tokens: int = DEFAULT_TOKENS
     prompt: str = ""
     forced: bool = False
     reference: str = ""

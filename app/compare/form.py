@@ -22,7 +22,17 @@ from PySide6.QtWidgets import (
 
 from app.compare.sides import SidesTable, label
 from app.knobs.candidate import Candidate
-from engine.api import DEFAULT_PAIRS, FEWEST_PAIRS, MOST_PAIRS, CompareRequest, KnobRow
+from engine.api import (
+    DEFAULT_PAIRS,
+    DEFAULT_TOKENS,
+    FEWEST_PAIRS,
+    FEWEST_TOKENS,
+    MOST_LABEL,
+    MOST_PAIRS,
+    MOST_TOKENS,
+    CompareRequest,
+    KnobRow,
+)
 
 _WORKLOADS = (
     ("mix", "all four"),
@@ -34,7 +44,6 @@ _WORKLOADS = (
 )
 _PROMPT_LINES = 3
 _STEPS_PX = 36  # the buttons and the frame of a spin box
-_LONGEST_NAME = 200
 
 
 class CompareForm(QWidget):
@@ -95,7 +104,7 @@ class CompareForm(QWidget):
         self.pairs.setToolTip(
             "One pair is both sides on every prompt of the workload, in turn AB and BA"
         )
-        self.tokens = _spin("Tokens of each answer", 8, 4096, 128)
+        self.tokens = _spin("Tokens of each answer", FEWEST_TOKENS, MOST_TOKENS, DEFAULT_TOKENS)
         self.forced = QCheckBox("Follow one text")
         self.forced.setToolTip(
             "Both sides are led along side A's text, so that a switch that changes near ties can be timed too"
@@ -103,7 +112,7 @@ class CompareForm(QWidget):
         self.name = QLineEdit()
         self.name.setPlaceholderText("a name for this run")
         self.name.setAccessibleName("Name of the run")
-        self.name.setMaxLength(_LONGEST_NAME)
+        self.name.setMaxLength(MOST_LABEL)
         cells = (
             ("Workload", self.workload),
             ("Pairs", self.pairs),

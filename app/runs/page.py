@@ -30,10 +30,9 @@ from app.errors import ErrorPlace
 from app.labels import text_label, title_row
 from app.runs.text import COLUMNS, bench_rows, difference_rows, summary_row
 from app.theme import Theme
-from engine.api import RunRecord, RunSummary
+from engine.api import MOST_LABEL, RunRecord, RunSummary
 
 _PAGE = 200  # runs read at a time
-_LONGEST_LABEL = 200
 _EMPTY = "Runs appear here: start one on the compare page, or with `rondo ab` and `rondo bench`."
 _WHOLE_ROW = QItemSelectionModel.SelectionFlag.Select | QItemSelectionModel.SelectionFlag.Rows
 _UNREADABLE = "What is chosen cannot be shown."
@@ -241,7 +240,7 @@ class RunsPage(QWidget):
         dialog.setWindowTitle("Label of the run")
         dialog.setLabelText("Label")
         dialog.setTextValue(before)
-        dialog.findChild(QLineEdit).setMaxLength(_LONGEST_LABEL)
+        dialog.findChild(QLineEdit).setMaxLength(MOST_LABEL)
         dialog.textValueSelected.connect(self.set_label)
         self._open(dialog)
 

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from engine.api_compare import (
     DEFAULT_PAIRS,
+    DEFAULT_TOKENS,
     FEWEST_PAIRS,
+    FEWEST_TOKENS,
     MOST_PAIRS,
     MOST_REPEATS,
+    MOST_TOKENS,
     WORKLOADS,
     CompareProgress,
     CompareReport,
@@ -32,7 +35,7 @@ from engine.cli import (
     print_json,
 )
 from engine.errors import UsageError
-from engine.measure.workloads import MOST_TOKENS, check_request
+from engine.measure.workloads import check_request
 from engine.numbers import grouped
 
 if TYPE_CHECKING:
@@ -43,7 +46,6 @@ _NEXT_SWITCH = re.compile(r",(?=QWEN38_[A-Z0-9_]+=)")  # a value may hold commas
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    defaults = CompareRequest()
     add_model_options(parser)
     parser.add_argument(
         "--candidate",
@@ -84,9 +86,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokens",
         type=int,
-        default=defaults.tokens,
+        default=DEFAULT_TOKENS,
         metavar="N",
-        help=f"tokens of each answer, 8 to {MOST_TOKENS} (default: {defaults.tokens})",
+        help=f"tokens of each answer, {FEWEST_TOKENS} to {MOST_TOKENS} (default: {DEFAULT_TOKENS})",
     )
     parser.add_argument(
         "--forced", action="store_true", help="both sides follow the text that the base writes"

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from engine.api_compare import CompareReport, RunRecord, RunSummary
+from engine.api_compare import MOST_LABEL, CompareReport, RunRecord, RunSummary
 from engine.errors import RondoError
 from engine.measure.records import plain, record
 from engine.measure.runs_text import CSV_ROWS, Files, bench_files, compare_files, headline_of
@@ -31,7 +31,6 @@ from engine.paths import data_dir
 from engine.replace_file import replace_text
 
 SCHEMA_VERSION = 1
-MOST_LABEL = 200
 _ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
 _SUMMARY, _RUN, _LABEL = "summary.json", "run.json", "label.txt"
 _LARGEST_BYTES = 256 << 20

@@ -6,12 +6,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.api_compare import FEWEST_PAIRS, MOST_PAIRS, MOST_REPEATS, WORKLOADS, CompareRequest
+from engine.api_compare import (
+    FEWEST_PAIRS,
+    FEWEST_TOKENS,
+    MOST_PAIRS,
+    MOST_REPEATS,
+    MOST_TOKENS,
+    WORKLOADS,
+    CompareRequest,
+)
 from engine.errors import RondoError, UsageError
 from engine.paths import workloads_file
 
 CLASSES = ("in-domain", "copy", "edit", "out-of-domain")
-MOST_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +60,9 @@ def check_request(request: CompareRequest) -> None:
         f"Use 1 to {MOST_REPEATS}, or 0 to let the length of the answers decide.",
     )
     _require(
-        8 <= request.tokens <= MOST_TOKENS,
+        FEWEST_TOKENS <= request.tokens <= MOST_TOKENS,
         f"{request.tokens} tokens an answer are not accepted.",
-        f"Use 8 to {MOST_TOKENS}.",
+        f"Use {FEWEST_TOKENS} to {MOST_TOKENS}.",
     )
     _require(
         request.workload in WORKLOADS,
