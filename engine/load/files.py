@@ -9,6 +9,7 @@ from typing import Any
 
 from engine.errors import CheckpointError
 from engine.numbers import grouped
+from engine.unique_keys import RepeatedKeyError, unique_keys
 
 MAX_JSON_BYTES = 256 << 20
 _LFS_POINTER = b"version https://git-lfs"
@@ -101,10 +102,10 @@ def parse_json_object(text: str, name: str) -> dict[str, Any]:
         CheckpointError: not JSON, not an object, a repeated key, or nested too deeply.
     """
     try:
-        value = json.loads(text, object_pairs_hook=_no_repeats)
-    except _RepeatedKeyError as error:
+        value = json.loads(text, object_pairs_hook=unique_keys)
+    except RepeatedKeyError as error:
         raise CheckpointError(
-            f"{name}: the key {error.key!r} stands twice in one object.",
+            f"{name}: {error}.",
             next_step="Remove one of the two, or download this file again.",
         ) from error
     except (ValueError, RecursionError) as error:
@@ -125,20 +126,3 @@ def read_json_object(folder: Path, name: str) -> dict[str, Any] | None:
     """The JSON object in folder/name; None when there is no such file. Raises CheckpointError."""
     text = read_text(folder, name)
     return None if text is None else parse_json_object(text, name)
-
-
-class _RepeatedKeyError(Exception):
-    def __init__(self, key: str) -> None:
-        super().__init__(key)
-        self.key = key
-
-
-def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise _RepeatedKeyError(key)
-            seen.add(key)
-    return found

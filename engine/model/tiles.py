@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import UsageError
+from engine.unique_keys import unique_keys
 from kernels.cpu.blocking import Blocking
 from kernels.cpu.product import TILE_ROWS, PackedLinear
 
@@ -70,7 +71,7 @@ def read_tiles(path: Path | None, level: str) -> TileTable:
     if len(data) > _LIMIT_BYTES:
         raise _bad(path, f"it is larger than {_LIMIT_BYTES} bytes")
     try:
-        content = json.loads(data, object_pairs_hook=_without_repeats)
+        content = json.loads(data, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8
         raise _bad(path, f"it is not JSON: {error}") from error
     content = content if isinstance(content, dict) else {}
@@ -135,15 +136,6 @@ def _entry(path: Path, key: str, entry: Any) -> Blocking:
         return Blocking(**values)
     except ValueError as error:
         raise _bad(path, f"entry {key}: {error}") from error
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise ValueError(f"{twice!r} stands twice")
-    return found
 
 
 def _bad(path: Path, reason: str) -> UsageError:

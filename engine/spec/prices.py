@@ -19,6 +19,7 @@ from typing import Any
 from engine.errors import UsageError
 from engine.replace_file import replace_text
 from engine.spec.tree import MAX_NODES
+from engine.unique_keys import unique_keys
 
 CHAIN, TREE = "chain", "tree"
 KINDS = (CHAIN, TREE)
@@ -105,7 +106,7 @@ def parse_prices(text: str, *, name: str, source: str) -> PriceTable:
         UsageError: not JSON, another shape, an unknown key, or a price that is no positive number.
     """
     try:
-        values = json.loads(text, object_pairs_hook=_no_twins, parse_constant=_no_constant)
+        values = json.loads(text, object_pairs_hook=unique_keys, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise _refused(name, f"not a table in JSON ({error})") from None
     if not isinstance(values, dict):
@@ -222,13 +223,6 @@ def _dips(classes: Mapping[int, Mapping[str, Mapping[int, float]]]) -> list[str]
                 if ms < less:
                     found.append(f"{tokens} {kind}: {more} rows cost less than {fewer}")
     return found
-
-
-def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        raise ValueError("a key stands twice in one object")
-    return values
 
 
 def _no_constant(text: str) -> float:
