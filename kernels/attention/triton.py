@@ -142,7 +142,8 @@ def _join(
     i = tl.arange(0, BD)
     inside = i < D
     first = tl.load(start)
-    last = first + tl.load(depths + row)
+    # Of a row past the cache there are fewer chunks than its position would have.
+    last = tl.minimum(first + tl.load(depths + row), capacity - 1)
     m = tl.full((1,), _LOWEST, tl.float32)
     total = tl.zeros((1,), tl.float32)
     acc = tl.zeros((BD,), tl.float32)

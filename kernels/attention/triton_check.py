@@ -113,6 +113,17 @@ def _prepared(bench: Bench, h: Heads) -> Iterator[CheckResult]:
     )  # fmt: skip
     lost = q_out[2:].isnan().all() and not q_out[:2].isnan().any()
     yield bench.holds("rows past the cache must give NaN queries, and they alone", bool(lost))
+    # In a bushy tree a row may lie past the cache at a position inside; what follows is the next head's.
+    keys, values = (bench.empty(h.key, h.capacity, h.dim) for _ in range(2))
+    _, depths = bench.paths((-1, 0, 0, 0, 0, 0))
+    attention_prepare(
+        q, k, v, q_weight, k_weight, table, bench.ints(h.capacity - 3), q_out, keys, values,
+        eps=EPS, rows=rows, depths=depths,
+    )  # fmt: skip
+    lost = q_out[3:].isnan().all() and not q_out[:3].isnan().any()
+    yield bench.holds("nodes past the cache must give NaN queries, and they alone", bool(lost))
+    before = torch.cat((keys[:, : h.capacity - 3], values[:, : h.capacity - 3]))
+    yield bench.holds("nodes past the cache wrote elsewhere", bool(before.isnan().all()))
 
 
 def _prepared_alone(bench: Bench, h: Heads, batches: tuple[int, ...]) -> CheckResult:
@@ -277,6 +288,12 @@ class _Case:
         yield self.bench.same(
             f"{self.label}: gate in the same launch", self.run(q, start, gated=gated), got
         )
+        edge = self.h.capacity - 2
+        past, inside = self.run(q, edge), self.run(q[:2], edge)
+        yield self.bench.holds(
+            f"{self.label}: a row past the cache must be NaN", bool(past[2:].isnan().all())
+        )
+        yield self.bench.same(f"{self.label}: rows beside one past the cache", past[:2], inside)
         unseen = self.keys.clone()
         unseen[:, start + rows :] = float("nan")
         again = self.run(q, start, keys=unseen)

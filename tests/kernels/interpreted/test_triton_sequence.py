@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
+import triton
 import triton.language as tl
 
 from kernels.attention import triton as attention
@@ -14,6 +16,7 @@ from kernels.attention import triton_check as attention_check
 from kernels.gated_delta import triton_check as delta_check
 from kernels.gated_delta.triton import walk
 from kernels.gated_delta.triton_pass import Accepted, DeltaFactors, DeltaPass
+from kernels.triton_build import launch_options
 from kernels.triton_checks import BATCHES
 
 
@@ -29,6 +32,22 @@ def test_attention(library: object, short_chunks: None) -> None:
     results = list(attention_check.check(library, cases=(heads,), starts=(61,), batches=BATCHES))
     assert [result.reason for result in results if not result.ok] == []
     assert any(result.row_invariant for result in results)
+
+
+@triton.jit
+def _begins(out, CHUNKS: tl.constexpr):
+    for chunk in range(CHUNKS):
+        tl.store(out + chunk, attention._chunk_begin(chunk))
+
+
+GATE = SimpleNamespace(variants=(SimpleNamespace(kernel=_begins, stages=1, fusion=True),))
+
+
+def test_the_kernel_cuts_where_the_table_says() -> None:
+    bounds = attention.chunk_bounds(1 << 20)
+    begins = torch.zeros(len(bounds), dtype=torch.int32)
+    _begins[(1,)](begins, len(bounds), **launch_options(1))
+    assert begins.tolist() == [begin for begin, _ in bounds]
 
 
 def test_the_chunks_end_at_the_same_places_for_every_length() -> None:
