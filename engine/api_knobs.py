@@ -36,9 +36,7 @@ class KnobRow:
     available: bool
     reason: str
     rules: tuple[str, ...] = ()  # what it needs or excludes while it is on, in words
-    engaged_count: int | None = (
-        None  # that counter since the load, None where this engine does not count it
-    )
+    engaged_count: int | None = None  # of that counter since the load; None: not counted by this engine
 
 
 class KnobHandle(Protocol):

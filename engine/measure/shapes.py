@@ -12,9 +12,8 @@ from engine.model.config import FULL, ModelConfig
 from engine.paths import demo_model
 
 DEMO = "demo"
-CUT_VOCAB = (
-    8192  # a slice keeps a slice of the head, so that the head's share of a round stays small
-)
+# A slice keeps a slice of the head, so that the head's share of a round stays small.
+CUT_VOCAB = 8192
 _VOCAB = 248320
 _LARGEST_VOCAB = 1 << 22
 

@@ -14,9 +14,10 @@ _KEPT = 256  # recordings; prompts end in chunks of many sizes
 class GraphKey(NamedTuple):
     """What a recording is valid for; positions, lengths, tokens and the pending commit are not part of it.
 
-    `kind`: chain, tree, prefill, replay, flush, head, draft or extend. `steps` and `width`: tokens drafted in a
-    line and candidates of each. `parity`: which of the two record sets the pass writes.
-    `signature`: the values of the switches that shape a pass.
+    `kind`: chain, tree, prefill, replay, flush, head, draft or extend, and those of a block drafter
+    (`engine.model.block_waiting`). `steps` and `width`: tokens drafted in a line and candidates of each.
+    `parity`: which of the two record sets the pass writes. `signature`: the values of the switches that shape a
+    pass.
     """
 
     kind: str

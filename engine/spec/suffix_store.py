@@ -201,8 +201,8 @@ class SuffixStore:
     def _mapped(self, count: int | None = None) -> np.ndarray:
         """The first `count` tokens, or all whole ones, of the one file that is opened here.
 
-        Counted on the open file, since another process may replace the one of that name at any time. None
-        where there is no file; raises ValueError when it holds fewer.
+        Counted on the open file, since another process may replace the one of that name at any time. Empty
+        where there is no file; raises ValueError where that holds fewer than `count`.
         """
         try:
             with open(self._folder / "tokens.bin", "rb") as file:
