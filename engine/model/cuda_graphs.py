@@ -87,7 +87,8 @@ class CudaRecording:
             self._body()
         finally:
             ops.mark = before
-        self.paths = ops.paths
+            # Whatever runs next without a recording, as a warm-up does, counts for none.
+            self.paths, ops.paths = ops.paths, Counter()
 
     def _mark(self, name: str, bytes_read: int, flops: int) -> None:
         self.steps.append(Step(name, bytes_read, flops, _event()))

@@ -149,6 +149,14 @@ def test_warm_up_and_capture_share_one_stream_over_all_captures(streams: Streams
     assert streams.now.name == "own"
 
 
+def test_a_warm_up_counts_for_no_recording(streams: Streams) -> None:
+    ops = make("bf16")._ops
+    first, second = (CudaRecording(ops, lambda: ops._count("norm kernels"), GPU) for _ in range(2))
+    capture(first)
+    capture(second)
+    assert first.paths == second.paths == {"norm kernels": 1}
+
+
 def test_a_capture_that_breaks_leaves_the_stream_of_before(streams: Streams) -> None:
     made, streams.breaks = recording(streams), True
     with pytest.raises(RuntimeError, match="during capture"):
