@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from engine.api import LoadProgress
-from engine.errors import CheckpointError, UsageError
+from engine.errors import Cancelled, CheckpointError, UsageError
 from engine.load import formats
 from engine.load.checkpoint import CONFIG_FILE, inspect_checkpoint
 from engine.load.linears import refuse_invalid
@@ -83,15 +83,18 @@ def quantise_checkpoint(
             )
     reports: list[ModuleReport] = []
     kept = "The source is untouched; the unfinished copy was removed."
-    with new_folder(target, kept=kept) as folder:
-        total = sum(entry.nbytes for entry in found.plan.entries)
-        with TensorReader(total, on_progress, cancel) as reader:
-            tensors = _tensors(found.plan, reader, method, reports)
-            write_shards(folder, tensors, shard_bytes=_SHARD_BYTES)
-        _write_config(found.path, folder, found.plan)
-        copy_text_files(found.path, folder)
-        if (found.path / _CARD).is_file():
-            shutil.copy2(found.path / _CARD, folder / _CARD)
+    total = sum(entry.nbytes for entry in found.plan.entries)
+    try:
+        with new_folder(target, kept=kept) as folder:
+            with TensorReader(total, on_progress, cancel) as reader:
+                tensors = _tensors(found.plan, reader, method, reports)
+                write_shards(folder, tensors, shard_bytes=_SHARD_BYTES)
+            _write_config(found.path, folder, found.plan)
+            copy_text_files(found.path, folder)
+            if (found.path / _CARD).is_file():
+                shutil.copy2(found.path / _CARD, folder / _CARD)
+    except Cancelled:  # the reader speaks of opening a model
+        raise Cancelled("Quantising was cancelled.", kept=kept) from None
     return reports
 
 

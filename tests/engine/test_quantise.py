@@ -157,8 +157,9 @@ def test_a_target_that_cannot_be_written_is_named_and_removed(source: Path, tmp_
 
 def test_a_cancelled_copy_leaves_nothing(source: Path, tmp_path: Path) -> None:
     cancel = threading.Event()
-    with pytest.raises(Cancelled):
+    with pytest.raises(Cancelled, match="Quantising was cancelled") as stopped:
         quantise_checkpoint(
             source, tmp_path / "copy", on_progress=lambda _: cancel.set(), cancel=cancel
         )
+    assert "removed" in stopped.value.kept
     assert not (tmp_path / "copy").exists()
