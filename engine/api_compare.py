@@ -161,13 +161,14 @@ class CompareReport:
     """The answer of an A/B.
 
     verdict: one of VERDICTS, on the pooled primary `metric`; `reason` says it in words. Ratios are candidate
-    over base, percentages are of the base, negative is faster. `p_signflip`: two-sided paired sign-flip test on
-    the mean of log ratios. `ci95_*_pct`: exact interval of the median, None below 6 pairs; `bootstrap_*_pct`:
-    percentile bootstrap of the median, to be read beside it and never judged by, None below 10. `noise_floor_pct`: what 95 of 100 runs of this many pairs
-    stay below when nothing differs. `smallest_resolvable_pct`: found in 4 of 5 runs of this noise. `more_pairs`
-    would resolve the median seen here if it is real, None where it is resolved or out of reach. `estimator`:
-    what the figures of a pair are, in words; `interrupted_pct` of the rounds were cut off by other programs.
-    `run_id` is empty where the run could not be stored; `not_stored` says why.
+    over base, percentages are of the base, negative is faster. `p_signflip`: two-sided paired sign-flip test
+    on the mean of log ratios. `ci95_*_pct`: exact interval of the median, None below 6 pairs;
+    `bootstrap_*_pct`: percentile bootstrap of the median, to be read beside it and never judged by, None
+    below 10. `noise_floor_pct`: what 95 of 100 runs of this many pairs stay below when nothing differs.
+    `smallest_resolvable_pct`: found in 4 of 5 runs of this noise. `more_pairs` would resolve the median seen
+    here if it is real, None where it is resolved or out of reach. `estimator`: what the figures of a pair
+    are, in words; `interrupted_pct` of the rounds were cut off by other programs. `run_id` is empty where the
+    run could not be stored; `not_stored` says why.
     """
 
     verdict: str
