@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 EPS = 1e-6
 WIDTHS = (48, 5120)
 HEADS = ((3, 16), (48, 128))
+# A root in hardware falls to the other side of a rounding here and there, and two more roundings follow.
+GATED_ULPS = 4
 
 
 def check(
@@ -85,12 +87,12 @@ def _heads(bench: Bench, count: int, dim: int) -> Iterator[CheckResult]:
     out = bench.empty(4, width)
     gated_rms_norm(o, z, weight, out, eps=EPS, rows=4)
     wanted = reference.gated_rms_norm(o.view(4, count, dim), z.view(4, count, dim), weight, EPS)
-    yield bench.near(f"gated norm of {count} heads", out, wanted)
+    yield bench.near(f"gated norm of {count} heads", out, wanted, ulps=GATED_ULPS)
     yield bench.mostly(f"gated norm of {count} heads, rounding points", out, wanted)
     other = reference.gated_rms_norm(
         o.view(4, count, dim), z.view(4, count, dim), weight.roll(1), EPS
     )
-    yield bench.unnoticed("weight shifted", bench.near("", out, other))
+    yield bench.unnoticed("weight shifted", bench.near("", out, other, ulps=GATED_ULPS))
     gated_rms_norm(o, z, weight, o, eps=EPS, rows=4)
     yield bench.same(f"gated norm of {count} heads in place", o, out)
     many, gates = bench.random(32, width, salt=3), bench.random(32, width, salt=4)
