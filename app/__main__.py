@@ -25,13 +25,14 @@ def main(argv: list[str] | None = None) -> int:
 
         return cli.main(arguments)
     options = _parser().parse_args(arguments)
-    knobs = {}
-    for text in options.knob:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            print(f"rondo: {text!r} is not of the form NAME=VALUE", file=sys.stderr)
-            return USAGE
-        knobs[name] = value
+    from engine.cli import knob_changes
+    from engine.errors import UsageError
+
+    try:
+        knobs = knob_changes(options)
+    except UsageError as error:
+        print(f"rondo: {error}", file=sys.stderr)
+        return USAGE
     trouble = display_trouble(dict(os.environ), sys.platform) or pyside_trouble(
         sys.version_info[:2], _pyside_version()
     )
@@ -117,13 +118,18 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", metavar="DIR", help="model folder (default: the demo model)")
-    parser.add_argument("--threads", type=int, metavar="N", help="worker threads of the engine")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="worker threads of the engine (default: the number that is fastest at load)",
+    )
     parser.add_argument(
         "--knob",
         action="append",
         default=[],
-        metavar="NAME=VALUE",
-        help="change one switch; may be repeated",
+        metavar="QWEN38_X=V",
+        help="give one switch another value; may be repeated (default: as the served profile has it)",
     )
     parser.add_argument(
         "--time-to-window",

@@ -198,13 +198,15 @@ def add_switch_options(parser: argparse.ArgumentParser) -> None:
 
 def knob_changes(arguments: argparse.Namespace) -> dict[str, str]:
     """The --knob options as a mapping; UsageError when one is not KEY=value."""
-    changes = {}
-    for text in arguments.knob:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise UsageError(f"--knob {text!r} is not KEY=value.", next_step="Write QWEN38_X=V.")
-        changes[name.strip()] = value
-    return changes
+    return dict(setting(text, "--knob") for text in arguments.knob)
+
+
+def setting(text: str, option: str) -> tuple[str, str]:
+    """QWEN38_X=V as (name, value); UsageError, which names the option, where it is no KEY=value."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise UsageError(f"{option} {text!r} is not KEY=value.", next_step="Write QWEN38_X=V.")
+    return name.strip(), value.strip()
 
 
 def open_model(arguments: argparse.Namespace, cancel: threading.Event, **options: Any) -> Engine:

@@ -33,6 +33,7 @@ from engine.cli import (
     add_model_options,
     open_model,
     print_json,
+    setting,
 )
 from engine.errors import UsageError
 from engine.measure.workloads import check_request
@@ -167,14 +168,12 @@ def parse_changes(texts: Sequence[str], option: str) -> dict[str, str]:
     """QWEN38_X=V[,QWEN38_Y=V] as a mapping; UsageError where a part has no =."""
     changes = {}
     for part in (part for text in texts for part in _NEXT_SWITCH.split(text)):
-        name, equals, value = part.partition("=")
-        if not equals:
-            raise UsageError(f"{option} {part!r} is not KEY=value.", next_step="Write QWEN38_X=V.")
-        if name.strip() in changes:
+        name, value = setting(part, option)
+        if name in changes:
             raise UsageError(
-                f"{option} names {name.strip()} twice.", next_step="Give each switch one value."
+                f"{option} names {name} twice.", next_step="Give each switch one value."
             )
-        changes[name.strip()] = value.strip()
+        changes[name] = value
     return changes
 
 

@@ -79,7 +79,7 @@ def test_help_lists_options_and_commands(capsys) -> None:
 
 def test_a_knob_without_a_value_is_refused(capsys) -> None:
     assert start.main(["--knob", "QWEN38_MTP_DEPTH"]) == 2
-    assert "NAME=VALUE" in capsys.readouterr().err
+    assert "is not KEY=value" in capsys.readouterr().err
 
 
 def test_an_unknown_script_is_refused(capsys) -> None:
