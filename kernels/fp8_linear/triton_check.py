@@ -43,6 +43,8 @@ def check(
         for product in (_Fp8Blocks, _Fp8Rows, _Bf16):
             case = product(Bench(product.kernel, library, seed), outputs, columns)
             yield from _bounds(case, 5, kinds)
+            for rows in chunk_rows if product.takes_chunks else ():
+                yield from _bounds(case, rows, kinds[:1])
             yield case.invariant(batches)
             yield from _faults(case, 5)
     for outputs, columns in chunk_shapes:
@@ -56,6 +58,7 @@ class _Product:
     """One weight; `weights` are its float64 values, then those with a fault, by name."""
 
     kernel = ""
+    takes_chunks = True
 
     def __init__(self, bench: Bench, outputs: int, columns: int) -> None:
         self.bench, self.outputs, self.columns = bench, outputs, columns
@@ -120,6 +123,7 @@ class _Fp8Rows(_Product):
 
 class _Bf16(_Product):
     kernel = "bf16_linear"
+    takes_chunks = False
 
     def __init__(self, bench: Bench, outputs: int, columns: int) -> None:
         super().__init__(bench, outputs, columns)

@@ -22,12 +22,13 @@ from kernels.triton_checks import Bench, batched_like_alone
 
 
 def test_products(library: object) -> None:
+    """Several blocks of scales along both sides, and every size of tile: up to 64 rows, up to 128, and two."""
     results = list(
         check.check(
             library,
-            shapes=((48, 272),),
-            chunk_shapes=((48, 256),),
-            chunk_rows=(33, 70),
+            shapes=((144, 272),),
+            chunk_shapes=((80, 256),),
+            chunk_rows=(33, 70, 130),
         )
     )
     assert [result.reason for result in results if not result.ok] == []
