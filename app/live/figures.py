@@ -20,6 +20,7 @@ class Figure(QWidget):
         super().__init__(parent)
         self._theme, self._label = theme, label
         self._value, self._note, self._dim = NONE, "", True
+        self._short_note = ""
         self._value_font = theme.ui_font(2.3 if big else 1.55, bold=False)
         self._label_font = theme.ui_font(0.88)
         value, small = QFontMetrics(self._value_font), QFontMetrics(self._label_font)
@@ -33,8 +34,11 @@ class Figure(QWidget):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
         self.setAccessibleName(f"{label}: not measured")
 
-    def set_value(self, value: str, note: str = "", *, dim: bool = False) -> None:
-        """Show a number; `dim` marks one that is no longer fresh."""
+    def set_value(
+        self, value: str, note: str = "", *, short_note: str = "", dim: bool = False
+    ) -> None:
+        """Show a number; `dim` marks one no longer fresh, `short_note` serves where the note has no room."""
+        self._short_note = short_note
         if (value, note, dim) == (self._value, self._note, self._dim):
             return
         self._value, self._note, self._dim = value, note, dim
@@ -48,6 +52,11 @@ class Figure(QWidget):
     @property
     def note(self) -> str:
         return self._note
+
+    def note_shown(self) -> str:
+        """The note, or its short form where it has no room."""
+        fits = QFontMetrics(self._label_font).horizontalAdvance(self._note) <= self.width()
+        return self._note if fits else self._short_note or self._note
 
     def sizeHint(self) -> QSize:
         return self._size
@@ -63,7 +72,7 @@ class Figure(QWidget):
         painter.setPen(self._theme.qcolor("dim"))
         painter.drawText(QRect(0, 0, wide, self._label_px), right, self._label)
         note_at = self.height() - 2 - self._note_px
-        painter.drawText(QRect(0, note_at, wide, self._note_px), right, self._note)
+        painter.drawText(QRect(0, note_at, wide, self._note_px), right, self.note_shown())
         painter.setFont(self._value_font)
         painter.setPen(self._theme.qcolor("dim" if self._dim else "text"))
         between = QRect(0, self._label_px, wide, note_at - self._label_px)

@@ -225,17 +225,18 @@ class LivePanel(QWidget):
         self.per_round.set_value(per_round, rounds, dim=dim)
         rows = f"mean, {found.rows_per_round:.1f} rows" if found.rounds else ""
         self.round_ms.set_value(significant(found.round_ms), rows, dim=dim)
-        drafted = "nothing drafted" if found.rounds else ""
+        drafted, taken = "nothing drafted" if found.rounds else "", ""
         if found.drafted_per_round:
-            drafted = f"{found.accepted_per_round:.2f} of {found.drafted_per_round:.2f} drafted"
-        self.acceptance.set_value(percent(found.acceptance_pct), drafted, dim=dim)
-        note = ""
+            taken = f"{found.accepted_per_round:.2f} of {found.drafted_per_round:.2f}"
+            drafted = f"{taken} drafted"
+        self.acceptance.set_value(percent(found.acceptance_pct), drafted, short_note=taken, dim=dim)
+        note = short = ""
         if roof:
             place = _roof_name(snapshot.model)
             note = f"{place} {significant(roof)}"
             if found.read_gbps is not None:
-                note = of_roof(found.read_gbps, roof, place)
-        self.read.set_value(significant(found.read_gbps), note, dim=dim)
+                note, short = (of_roof(found.read_gbps, roof, name) for name in (place, "roof"))
+        self.read.set_value(significant(found.read_gbps), note, short_note=short, dim=dim)
         self.split.set_parts(found.parts_ms, dim=dim)
         self.drafters.set_counts(found.drafters, dim=dim)
         chose, gain = route_words(found)

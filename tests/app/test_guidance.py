@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from PySide6.QtCore import QPoint, QPointF, Qt
+from PySide6.QtGui import QFontMetrics
 
 from app.compare.plot import PairPlot
 from app.live.kernels import KernelModel
@@ -224,6 +225,31 @@ def test_the_conversation_stands_over_the_composer(console, qtbot) -> None:
     left = answer.mapTo(one.window, QPoint(0, 0)).x()
     assert abs(left - field.mapTo(one.window, QPoint(0, 0)).x()) <= 8
     assert answer.width() > 800
+
+
+def test_a_note_without_room_is_said_shorter(console, qtbot) -> None:
+    one = console()
+    long, short = "93 % of memory roof 273.4", "93 % of roof 273.4"
+    figure = one.window.live.read
+    figure.set_value("254", long, short_note=short)
+    metrics = QFontMetrics(figure._label_font)
+    figure.setFixedWidth(metrics.horizontalAdvance(long))
+    assert figure.note_shown() == long
+    figure.setFixedWidth(metrics.horizontalAdvance(long) - 1)
+    assert figure.note_shown() == short
+
+
+def test_every_note_has_room_in_the_smallest_window(console, qtbot) -> None:
+    one = console(Script(answer="ok", round_ms=3.0))
+    live = one.window.live
+    one.window.resize(900, 600)
+    one.ask("hello")
+    for show in (one.window.show_chat, one.window.show_live):
+        show()
+        qtbot.wait(300)
+        for figure in live._figures:
+            wide = QFontMetrics(figure._label_font).horizontalAdvance(figure.note_shown())
+            assert wide <= figure.width(), figure.note_shown()
 
 
 def test_the_conversation_ends_with_its_last_message(console, qtbot) -> None:
