@@ -25,8 +25,7 @@ def main(argv: list[str] | None = None) -> int:
 
         return cli.main(arguments)
     options = _parser().parse_args(arguments)
-    from engine.cli import knob_changes
-    from engine.errors import UsageError
+    from engine.cli import UsageError, knob_changes
 
     try:
         knobs = knob_changes(options)
