@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from subprocess import SubprocessError
 
 import torch
 
@@ -27,6 +28,9 @@ UNPROVEN = (
     "made. `bash ops/gpu_check.sh` proves it on this machine."
 )
 _CONTEXT_BYTES = 1 << 30  # what the driver, compiled kernels, captured graphs and the library take
+_LAUNCHER_HINT = (
+    " (Triton's launcher needs gcc and Python's headers; Debian: apt install gcc python3-dev)"
+)
 _HOST_FLOOR_BYTES = 2 << 30  # left to the system where host and device share one memory
 
 
@@ -72,7 +76,8 @@ def ready_library(on_progress: Callable[[str], None] | None = None) -> CudaLibra
         failed = [result for result in run_short_checks(library) if not result.ok]
         wrong = "" if failed else smoke(library, library.device, KernelOps)
     except (CudaError, OSError, ImportError, RuntimeError, *launch_errors()) as error:
-        raise GpuNotUsable(str(error)) from error
+        hint = _LAUNCHER_HINT if isinstance(error, SubprocessError) else ""
+        raise GpuNotUsable(f"{error}{hint}") from error
     if failed:
         first = failed[0]
         raise GpuNotUsable(
