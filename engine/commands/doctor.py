@@ -7,8 +7,6 @@ import argparse
 import importlib.metadata
 import os
 import platform
-import shlex
-import shutil
 import threading
 from dataclasses import asdict, dataclass
 
@@ -16,6 +14,7 @@ from engine.cli import FAILED, OK, print_json
 from engine.errors import RondoError
 from engine.hardware import free_memory_bytes, physical_core_count, total_memory_bytes
 from engine.knobs import PREFIX, KnobSet
+from engine.measure.machine import cpp_compiler, cpu_model
 from engine.paths import data_dir, demo_model, profile_path
 
 _GOOD, _NOTE, _BAD = "ok", "note", "missing"
@@ -76,9 +75,7 @@ def _memory() -> list[Finding]:
 def _native() -> list[Finding]:
     from kernels.build import NativeBuildError, load_library
 
-    # The order in which the build looks for one.
-    named = shlex.split(os.environ.get("CXX", ""))[:1]
-    found = next(filter(None, map(shutil.which, (*named, "g++", "c++", "clang++"))), None)
+    found = cpp_compiler()
     findings = [
         Finding("compiler", _GOOD, found)
         if found
@@ -152,7 +149,6 @@ def _switches() -> list[Finding]:
 
 def _tile_tables(knobs: KnobSet) -> list[Finding]:
     """Whether the tables of product sizes that are named were measured at this level, on this processor."""
-    from engine.measure.machine import cpu_model
     from engine.model.tiles import read_tiles
     from kernels.build import machine_isas
 

@@ -102,6 +102,12 @@ def cpu_model() -> str:
     return _cpu_field("model name") or platform.processor() or platform.machine()
 
 
+def cpp_compiler() -> str | None:
+    """Path of the C++ compiler that `kernels.build` finds, in its order; None where there is none."""
+    named = shlex.split(os.environ.get("CXX", ""))[:1]
+    return next(filter(None, map(shutil.which, (*named, "g++", "c++", "clang++"))), None)
+
+
 def _caches() -> list[dict[str, Any]]:
     """Level, kind, bytes and number of sharing processors of each cache of the first processor."""
     found = []
@@ -171,12 +177,11 @@ def _cpu_field(name: str) -> str | None:
 
 
 def _compiler_version() -> str | None:
-    for command in (shlex.split(os.environ.get("CXX", "")), ["g++"], ["c++"], ["clang++"]):
-        if command and shutil.which(command[0]):
-            name = Path(command[0]).name
-            version = _output([command[0], "-dumpfullversion", "-dumpversion"])
-            return f"{name} {version}" if version else name
-    return None
+    path = cpp_compiler()
+    if path is None:
+        return None
+    version = _output([path, "-dumpfullversion", "-dumpversion"])
+    return f"{Path(path).name} {version}" if version else Path(path).name
 
 
 def _code_hash(root: Path) -> str:
