@@ -82,7 +82,7 @@ class Engine(EngineCompares):
         self._prompts = PromptIds(checkpoint, backend.capacity)
         # Of the backend alone: a cycle through this engine would keep a closed model in memory.
         self._drafters = Drafters(
-            backend, memory, lambda knobs: live_prices(backend, knobs.path("STAIR_TABLES") or "")
+            backend, memory, lambda knobs: live_prices(backend, knobs.path("STAIR_TABLES"))
         )
         self.card = card
         self._describe: Callable[[KnobSet], ModelCard] = lambda knobs: card

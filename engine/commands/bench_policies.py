@@ -125,7 +125,7 @@ def _policies(backend: Backend, knobs: KnobSet) -> dict[str, Drafter | None]:
     rate = LookupRate()
     policies[ROUTER] = build_staircut(
         backend,
-        live_prices(backend, knobs.path("STAIR_TABLES") or ""),
+        live_prices(backend, knobs.path("STAIR_TABLES")),
         lookup=LookupDrafter(rate=rate),
         rate=rate,
         mtp_branches=knobs.number("MTP_TREE"),

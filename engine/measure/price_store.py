@@ -19,7 +19,7 @@ from engine.measure.price_run import quick_block_ms, quick_draft_ms, quick_price
 from engine.model.backend import Backend
 from engine.model.cuda import CudaBackend
 from engine.model.native import NativeBackend
-from engine.paths import price_tables_dir, product_path
+from engine.paths import price_tables_dir
 from engine.spec.default_prices import default_prices
 from engine.spec.prices import PriceTable, read_prices
 from engine.spec.staircut_prices import LivePrices
@@ -66,9 +66,8 @@ class PriceKey:
         return price_tables_dir() / f"{self.model}-{name}.json"
 
 
-def given_prices(path: str | Path) -> PriceTable:
+def given_prices(path: Path) -> PriceTable:
     """The table of the file that QWEN38_STAIR_TABLES names; UsageError when it is none."""
-    path = product_path(str(path))
     return read_prices(path, source=f"file given by QWEN38_STAIR_TABLES: {path}")
 
 
@@ -86,7 +85,7 @@ def kept_prices(key: PriceKey) -> PriceTable | None:
     return replace(table, source=f"measured on this machine {date}".strip())
 
 
-def live_prices(backend: Backend, given: str | Path = "") -> LivePrices:
+def live_prices(backend: Backend, given: Path | None = None) -> LivePrices:
     """The prices a router starts from. What the backend's sequence holds is lost: it is empty afterwards.
 
     The file of QWEN38_STAIR_TABLES (`given`) where one is named, else the table kept for exactly this machine
@@ -94,7 +93,7 @@ def live_prices(backend: Backend, given: str | Path = "") -> LivePrices:
     table; the rounds to come correct both. Raises UsageError for a given file that is no table.
     """
     drafts = {"draft_ms": quick_draft_ms(backend), "block_ms": quick_block_ms(backend)}
-    if given:
+    if given is not None:
         return LivePrices(given_prices(given), **drafts)
     backend.reset(speculate=False)
     key = PriceKey.of(backend)

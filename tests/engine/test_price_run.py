@@ -274,9 +274,9 @@ def test_prices_come_from_what_is_nearest_to_this_model(
     assert live_prices(backend).source == "measured on this machine 2026-01-02"
     given = tmp_path / "given.json"
     write_prices(kept, given)
-    assert "QWEN38_STAIR_TABLES" in live_prices(backend, str(given)).source
+    assert "QWEN38_STAIR_TABLES" in live_prices(backend, given).source
     with pytest.raises(UsageError, match="cannot be read"):
-        live_prices(backend, str(tmp_path / "none.json"))
+        live_prices(backend, tmp_path / "none.json")
     key.path().write_text("{")  # a damaged table of our own stops nothing
     source = live_prices(backend).source
     assert source.startswith("measured at load")

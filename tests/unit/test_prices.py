@@ -168,8 +168,8 @@ def test_a_kept_table_serves_its_own_key_only(
 def test_the_given_and_the_shipped_table_say_what_they_are(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     write_prices(table(), path)
-    assert str(path) in given_prices(str(path)).source
-    assert "QWEN38_STAIR_TABLES" in given_prices(str(path)).source
+    assert str(path) in given_prices(path).source
+    assert "QWEN38_STAIR_TABLES" in given_prices(path).source
     shipped = default_prices()
     assert shipped.source.startswith("shipped default: proportions of the demo model on ")
     provenance = json.loads(shipped_prices().read_text())["_provenance"]
