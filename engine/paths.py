@@ -80,9 +80,14 @@ def beside_profile(profile: Path, text: str) -> str:
 
 
 def data_dir() -> Path:
-    """The user's folder for what Rondo writes (runs, exports); not created here."""
-    base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(base).expanduser() / "rondo"
+    """The user's folder for what Rondo writes (runs, exports); not created here.
+
+    A relative XDG_DATA_HOME counts as none, as its specification has it: runs would go with the present folder.
+    """
+    base = os.path.expanduser(os.environ.get("XDG_DATA_HOME", ""))
+    if not os.path.isabs(base):
+        base = os.path.expanduser("~/.local/share")
+    return Path(base) / "rondo"
 
 
 def price_tables_dir() -> Path:

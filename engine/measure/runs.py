@@ -53,7 +53,7 @@ class RunStore:
     def save_compare(self, report: CompareReport) -> CompareReport:
         """Store an A/B and return the report with its run id; RunStoreError says what was kept."""
         run_id = new_run_id()
-        report = replace(report, run_id=run_id, not_stored="")
+        report = replace(report, run_id=run_id, label=_label(report.label), not_stored="")
         summary = RunSummary(
             run_id=run_id,
             kind="compare",
@@ -83,7 +83,7 @@ class RunStore:
             run_id=run_id,
             kind="bench",
             test_time=_time_of(run_id),
-            label=label,
+            label=_label(label),
             model_name=str(request.get("shape") or ""),
             machine=str(machine.get("cpu_model") or ""),
             headline=f"{len(bench.get('rows') or ())} cases, {bench.get('seconds', 0):.0f} s",
@@ -132,9 +132,8 @@ class RunStore:
     def label(self, run_id: str, label: str) -> None:
         """Give a run another label of at most MOST_LABEL characters."""
         folder = self._folder(run_id)
-        label = " ".join(label.split())[:MOST_LABEL]
         try:
-            replace_text(folder / _LABEL, label)
+            replace_text(folder / _LABEL, _label(label))
         except OSError as error:
             raise RunStoreError(
                 f"Run {run_id} cannot be labelled: {_words(error)}.",
@@ -227,6 +226,11 @@ class RunStore:
                     continue  # another process may be at it
                 if written or found.name.startswith(_DELETED):
                     shutil.rmtree(found.path, ignore_errors=True)
+
+
+def _label(text: str) -> str:
+    """A label as it is kept: one line of at most MOST_LABEL characters."""
+    return " ".join(text.split())[:MOST_LABEL]
 
 
 def new_run_id() -> str:

@@ -25,6 +25,7 @@ from engine.measure.export_csv import COMPARE_COLUMNS, KERNEL_COLUMNS, RUN_COLUM
 from engine.measure.records import plain, record
 from engine.measure.runs import RunStore, RunStoreError, new_run_id
 from engine.measure.runs_handle import StoredRuns
+from engine.paths import data_dir
 
 
 @pytest.fixture(scope="module")
@@ -196,9 +197,32 @@ def test_label_and_delete(store: RunStore, report: CompareReport) -> None:
     assert label.startswith("quiet machine xxx")
     assert len(label) == 200
     assert store.read(run_id).compare.label == label
+    named = store.save_compare(replace(report, label=" two\nlines ")).run_id
+    assert store.read(named).summary.label == "two lines"
+    bench = store.save_bench({"rows": []}, [], {"shape": "demo"}, label="a\tb\n")
+    assert store.read(bench).summary.label == "a b"
+    for one in (bench, named):
+        store.delete(one)
     store.delete(run_id)
     assert store.list() == ()
     assert os.listdir(store.folder) == []
+
+
+@pytest.mark.parametrize(
+    ("named", "folder"),
+    [
+        ("/data", "/data/rondo"),
+        ("~/data", "/home/me/data/rondo"),
+        ("", "/home/me/.local/share/rondo"),
+        ("relative/data", "/home/me/.local/share/rondo"),
+    ],
+)
+def test_the_data_folder_does_not_go_with_the_present_one(
+    monkeypatch: pytest.MonkeyPatch, named: str, folder: str
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("XDG_DATA_HOME", named)
+    assert data_dir() == Path(folder)
 
 
 def test_an_exported_run_holds_every_raw_value(
