@@ -13,10 +13,10 @@ from torch import Tensor
 from engine.api import LoadProgress
 from engine.errors import Cancelled, CheckpointError
 from engine.load.drafter_config import read_block_config
-from engine.load.files import model_folder, read_json_object
+from engine.load.files import listed, model_folder, read_json_object
 from engine.load.formats import LinearPlan
 from engine.load.linears import read_linear, refuse_invalid, rounded
-from engine.load.matching import Matched, listed, match_slots, tensors
+from engine.load.matching import Matched, match_slots, tensors
 from engine.load.memory import MemoryNeed, available_memory_bytes, check_memory
 from engine.load.reader import TensorReader
 from engine.load.safetensors_index import TensorEntry, read_index
@@ -249,7 +249,7 @@ class _Builder:
 
     def drafter(self) -> BlockWeights:
         return BlockWeights(
-            fc=read_linear(self._reader, self._linears["fc"]),
+            fc=self._linear("fc"),
             hidden_norm=self._vector("hidden_norm.weight"),
             norm=self._vector("norm.weight"),
             hidden_projection=self._linear(SELECTOR + "hidden_projection"),

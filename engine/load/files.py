@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from engine.numbers import grouped
 from engine.unique_keys import RepeatedKeyError, unique_keys
 
 MAX_JSON_BYTES = 256 << 20
+_SHOWN = 6  # names in a row
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -38,6 +40,12 @@ def model_folder(path: str | Path) -> Path:
     except (OSError, ValueError, RuntimeError) as error:  # the last: ~ of a user who is not there
         raise unreadable(folder, error) from error
     return folder
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few of `names`, and how many more there are, as errors show them."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def unreadable(path: Path, error: Exception) -> CheckpointError:

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.load.formats import FLOATS, PARTS, UNUSED_PARTS, LinearPlan, classify, expect
 from engine.load.safetensors_index import TensorEntry
 from engine.load.tensor_table import LinearSlot, Slot, VectorSlot
-
-_SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +48,6 @@ def match_slots(slots: Iterable[Slot], found: dict[str, TensorEntry]) -> Matched
         else:
             missing.append(f"{slot.name} {list(slot.shape)}")
     return Matched(linears, vectors, missing, unclaimed)
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first few of `names`, and how many more there are."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
 
 
 def tensors(count: int) -> str:

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from engine.errors import CheckpointError, UnsupportedModelError
+from engine.load.files import listed
 from engine.load.formats import DENSE, LinearPlan
-from engine.load.matching import listed, match_slots, tensors
+from engine.load.matching import match_slots, tensors
 from engine.load.safetensors_index import TensorEntry, TensorIndex
 from engine.load.tensor_table import (
     Slot,

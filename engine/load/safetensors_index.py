@@ -13,7 +13,13 @@ from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from engine.errors import CheckpointError
-from engine.load.files import parse_json_object, read_json_object, refuse_pointer, unreadable
+from engine.load.files import (
+    listed,
+    parse_json_object,
+    read_json_object,
+    refuse_pointer,
+    unreadable,
+)
 from engine.numbers import grouped
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -87,14 +93,14 @@ def read_index(folder: Path) -> TensorIndex:
     missing = [name for name in shards if not _exists(folder / name)]
     if missing:
         raise CheckpointError(
-            f"{INDEX_NAME} names {len(shards)} files, but {_some(missing)} "
+            f"{INDEX_NAME} names {len(shards)} files, but {listed(missing)} "
             f"{'is' if len(missing) == 1 else 'are'} missing.",
             next_step="Download the missing files into this folder.",
         )
     entries = _merge(folder, shards)
     _compare(weight_map, entries)
     stray = [name for name in present if name not in shards]
-    notices = (f"Not read, because {INDEX_NAME} does not name it: {_some(stray)}.",)
+    notices = (f"Not read, because {INDEX_NAME} does not name it: {listed(stray)}.",)
     return TensorIndex(entries, notices if stray else ())
 
 
@@ -280,13 +286,8 @@ def _no_weights(folder: Path) -> CheckpointError:
         for pattern in ("*.bin", "*.gguf", "*.pt", "*.pth")
         for path in folder.glob(pattern)
     )
-    found = f" Found instead: {_some(others)}." if others else ""
+    found = f" Found instead: {listed(others)}." if others else ""
     return CheckpointError(
         f"No .safetensors file in {str(folder)!r}.{found}",
         next_step="Choose the folder of the published safetensors checkpoint.",
     )
-
-
-def _some(names: list[str], limit: int = 5) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
