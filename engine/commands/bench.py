@@ -22,7 +22,7 @@ from engine.measure.shapes import shape_names
 if TYPE_CHECKING:
     from engine.measure.roof import Probes
 
-_DEFAULT_ROWS = BenchRequest.__dataclass_fields__["rows"].default
+_DEFAULTS = BenchRequest.__dataclass_fields__
 # What a run again needs to be the same.
 _STORED_OPTIONS = (
     "shape", "vocab", "suite", "rows", "prefill", "threads", "peers", "weights", "context", "turns", "budget",
@@ -32,7 +32,20 @@ _STORED_OPTIONS = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    defaults = BenchRequest.__dataclass_fields__
+    _add_subject(parser)
+    _add_measure(parser)
+    add_switch_options(parser)
+    add_label_option(parser)
+    parser.add_argument(
+        "--csv",
+        metavar="FILE",
+        help="also write FILE and, with every sample, FILE.json (default: no file)",
+    )
+    _add_prices_and_policies(parser)
+
+
+def _add_subject(parser: argparse.ArgumentParser) -> None:
+    """What is measured: shape, suites, sizes, peers."""
     parser.add_argument(
         "--shape",
         default="demo",
@@ -78,7 +91,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FORMAT",
         help="format of the synthetic weights: nvfp4, fp8, bf16 (default: nvfp4)",
     )
-    context, turns = defaults["context_tokens"].default, defaults["turns"].default
+    context = _DEFAULTS["context_tokens"].default
     parser.add_argument(
         "--context",
         type=int,
@@ -86,6 +99,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"tokens in the sequence when a round is timed (default: {context})",
     )
+
+
+def _add_measure(parser: argparse.ArgumentParser) -> None:
+    """How it is measured: turns, time, device, probes."""
+    turns = _DEFAULTS["turns"].default
+    budget_s, limit_s = _DEFAULTS["budget_s"].default, _DEFAULTS["case_limit_s"].default
     parser.add_argument(
         "--turns",
         type=int,
@@ -93,7 +112,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"times each case has its turn, 1 to {MOST_TURNS} (default: {turns})",
     )
-    budget_s, limit_s = defaults["budget_s"].default, defaults["case_limit_s"].default
     parser.add_argument(
         "--budget",
         type=float,
@@ -126,13 +144,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="plan: predict only, measure nothing on the processor",
     )
-    add_switch_options(parser)
-    add_label_option(parser)
-    parser.add_argument(
-        "--csv",
-        metavar="FILE",
-        help="also write FILE and, with every sample, FILE.json (default: no file)",
-    )
+
+
+def _add_prices_and_policies(parser: argparse.ArgumentParser) -> None:
+    """Options of the benches that stand apart: --write-tables and --suite policies."""
     parser.add_argument(
         "--write-tables",
         action="store_true",
@@ -246,7 +261,7 @@ def _request(arguments: argparse.Namespace) -> BenchRequest:
     request = BenchRequest(
         shape=named_shape(arguments.shape, vocab=arguments.vocab),
         suites=tuple(parts_of(arguments.suite)),
-        rows=numbers(arguments.rows, "--rows") if arguments.rows else _DEFAULT_ROWS,
+        rows=numbers(arguments.rows, "--rows") if arguments.rows else _DEFAULTS["rows"].default,
         prefill_tokens=numbers(arguments.prefill, "--prefill"),
         threads=threads_of(arguments),
         peers=tuple(parts_of(arguments.peers)),
