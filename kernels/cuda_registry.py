@@ -22,6 +22,7 @@ CUDA_CHECKS = {
     "gated_delta": "kernels.gated_delta.triton_check",
     "fp8_linear": "kernels.fp8_linear.triton_check",
     "argmax": "kernels.head.triton_check",
+    "e2m1": "kernels.e2m1.triton_check",
 }
 
 

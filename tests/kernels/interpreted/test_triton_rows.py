@@ -8,6 +8,8 @@ import torch
 
 from kernels.causal_conv import triton_check as conv_check
 from kernels.causal_conv.triton import causal_conv, shift_tail
+from kernels.e2m1 import triton_check as e2m1_check
+from kernels.e2m1.triton import encode
 from kernels.elementwise.triton import delta_gates, output_gate, silu_mul
 from kernels.embedding.triton import embed
 from kernels.head import triton_check as head_check
@@ -39,6 +41,12 @@ def test_argmax(library: object) -> None:
     results = list(head_check.check(library, vocabularies=(16, 8224)))
     assert faults(results) == []
     assert any(result.row_invariant for result in results)
+
+
+def test_codes(library: object) -> None:
+    assert faults(e2m1_check.check(library)) == []
+    with pytest.raises(ValueError, match="even number of elements, got 3"):
+        encode(torch.zeros(3), torch.zeros(1, dtype=torch.uint8))
 
 
 def zeros(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
