@@ -188,6 +188,8 @@ def test_the_chosen_switch_stays_whole_in_the_smallest_window(console, qtbot) ->
     choose(window.knobs, DEPTH)
     window.knobs.errors.show_report(ErrorReport("Refused", "a cause", "kept", "a step"))
     qtbot.wait(50)
-    for label in window.knobs.detail.findChildren(QLabel):
-        if label.isVisible() and label.text():
-            assert label.height() >= label.fontMetrics().height(), label.text()
+    labels = window.knobs.detail.findChildren(QLabel)
+    shown = [label for label in labels if label.isVisible() and label.text()]
+    assert len(shown) > 6
+    for label in shown:
+        assert label.height() >= label.fontMetrics().height(), label.text()

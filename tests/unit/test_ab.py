@@ -85,6 +85,7 @@ def test_what_learns_is_warmed_for_a_while(store: NoiseStore) -> None:
 
 def test_a_pair_is_the_pool_of_its_blocks(store: NoiseStore) -> None:
     report = compare(store)
+    assert len(report.pairs) == 10
     for pair in report.pairs:
         for side, ms in (("base", pair.base_ms), ("candidate", pair.candidate_ms)):
             times = [
