@@ -15,7 +15,8 @@ class KnobRow:
     `kind`: bool, int, float, choice, path or text. `source`: default, profile, environment or caller. `served`:
     its value in the served profile. `bits`: what a flip does to the text (identical, near-tie, other-weights,
     proposes-only). `flip`: when it takes effect (live, recapture: live too, with new recordings; reload). Where
-    `available` is False the switch changes nothing here, and `reason` says why.
+    `available` is False the switch changes nothing here, and `reason` says why. `engaged_count`: the counter
+    `engaged` since the load, None where this engine does not count it.
     """
 
     name: str  # with its prefix
@@ -36,7 +37,7 @@ class KnobRow:
     available: bool
     reason: str
     rules: tuple[str, ...] = ()  # what it needs or excludes while it is on, in words
-    engaged_count: int | None = None  # of that counter since the load; None: not counted by this engine
+    engaged_count: int | None = None
 
 
 class KnobHandle(Protocol):

@@ -212,15 +212,15 @@ def test_label_and_delete(store: RunStore, report: CompareReport) -> None:
     ("named", "folder"),
     [
         ("/data", "/data/rondo"),
-        ("~/data", "/home/me/data/rondo"),
-        ("", "/home/me/.local/share/rondo"),
-        ("relative/data", "/home/me/.local/share/rondo"),
+        ("~/data", "/people/me/data/rondo"),
+        ("", "/people/me/.local/share/rondo"),
+        ("relative/data", "/people/me/.local/share/rondo"),
     ],
 )
 def test_the_data_folder_does_not_go_with_the_present_one(
     monkeypatch: pytest.MonkeyPatch, named: str, folder: str
 ) -> None:
-    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("HOME", "/people/me")
     monkeypatch.setenv("XDG_DATA_HOME", named)
     assert data_dir() == Path(folder)
 
