@@ -28,16 +28,15 @@ class RouteChoice(NamedTuple):
 
     candidate: plain, lookup, the head's name, its line ("mtp line") or a merge ("mtp+lookup"). nodes: drafted
     rows of the verify pass. expected_tokens, tokens_per_ms: what the round is expected to add, and at which
-    rate over the whole of it. alternatives: the others, (candidate, nodes, tokens_per_ms) at their own best
-    size. skipped: why no head drafted, empty where one did. probe: one drafted only to learn how it stands.
-    left_out: nodes of the candidate that were cut off. gain: tokens_per_ms over a plain round's.
+    rate over the whole of it. skipped: why no head drafted, empty where one did. probe: one drafted only
+    to learn how it stands. left_out: nodes of the candidate that were cut off. gain: tokens_per_ms over a
+    plain round's.
     """
 
     candidate: str
     nodes: int
     expected_tokens: float
     tokens_per_ms: float
-    alternatives: tuple[tuple[str, int, float], ...]
     price_source: str
     skipped: str = ""
     probe: bool = False

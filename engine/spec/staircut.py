@@ -102,7 +102,7 @@ class StairCut:
         self._steps = 0
         self.read_bytes = 0  # of the last proposal
         self.resting = False
-        self.choice = self._dozing = RouteChoice(PLAIN, 0, 1.0, 0.0, (), prices.source)
+        self.choice = self._dozing = RouteChoice(PLAIN, 0, 1.0, 0.0, prices.source)
 
     def freeze(self, *, frozen: bool = True) -> None:
         """Hold everything that outlives a text or comes from a clock; equal texts then get equal decisions.
@@ -163,7 +163,6 @@ class StairCut:
             plan.steps,
             plan.value * per_ms * round_ms,
             plan.value * per_ms,
-            ((PLAIN, 0, self._plain_value * per_ms),),
             self._prices.source,
             gain=plan.value / self._plain_value,
         )
@@ -307,7 +306,7 @@ class StairCut:
         plain_ms = self._prices.curves(self._context)[0][1] * self._prices.level
         if self._doze.end(own_ms=self._own.ms, plain_ms=plain_ms, longest=longest):
             value = 1.0 / (plain_ms + self._plain_rest_ms)
-            self._dozing = RouteChoice(PLAIN, 0, 1.0, value, (), self._prices.source, DOZING)
+            self._dozing = RouteChoice(PLAIN, 0, 1.0, value, self._prices.source, DOZING)
             self.choice, self.resting = self._dozing, True
 
     def _wakes_up(self) -> bool:
@@ -346,13 +345,11 @@ class StairCut:
         pays = plan.value > self._plain_value * self._least_gain(head) and not self._yield.loses
         if pays:
             head.worth()
-        if not pays:
+        else:
             self._yield.pause(1 + missed)
         if self._learning:
             for each in heads:
-                if pays and each is head:
-                    continue
-                if not each.ripe(1 + missed):
+                if (pays and each is head) or not each.ripe(1 + missed):
                     continue
                 planned = each.planned(prices, rest_ms, level, limit)
                 promise = planned.value / self._plain_value

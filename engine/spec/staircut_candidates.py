@@ -95,19 +95,16 @@ def choose(
     for each in found:
         if each.cut.nodes and each.cut.value > (least if best is None else best.cut.value):
             best = each
-    others = [(name, cut.nodes, cut.value * per_ms) for cut, name, _ in found]
     if best is None:
         (value, nodes, expected), name, tree, left_out = (plain_value, 0, 1.0), PLAIN, None, 0
     else:
         (value, nodes, expected, order), name, tree = best
         left_out = len(tree) - 1 - nodes
-        others[found.index(best)] = (PLAIN, 0, plain_value * per_ms)
     choice = RouteChoice(
         name,
         nodes,
         expected,
         value * per_ms,
-        tuple(others),
         source,
         skipped,
         probe,

@@ -216,7 +216,7 @@ class Head:
         self.drafted = self._plan = None
         accepted, realised = outcome(tree, self.chances, done.tokens)
         self.calibration.learn(realised, sum(tree.scores) - 1.0, model=self.learning)
-        self._learn(tree, accepted, done)
+        self._learn(tree, done.tokens)
         if not self._probing:
             return
         self._probing = False
@@ -235,7 +235,7 @@ class Head:
     def _learn_cost(self, steps: int, ms: float) -> None:
         raise NotImplementedError
 
-    def _learn(self, tree: DraftTree, accepted: int, done: RoundOutcome) -> None:
+    def _learn(self, tree: DraftTree, tokens: Sequence[int]) -> None:
         raise NotImplementedError
 
 
@@ -307,8 +307,8 @@ class StepHead(Head):
     def _learn_cost(self, steps: int, ms: float) -> None:
         self._costs.learn(steps, ms)
 
-    def _learn(self, tree: DraftTree, accepted: int, done: RoundOutcome) -> None:
-        tried, matched = line_outcome(tree, done.tokens)
+    def _learn(self, tree: DraftTree, tokens: Sequence[int]) -> None:
+        tried, matched = line_outcome(tree, tokens)
         self.rates.learn(matched, tried, model=self.learning)
 
 
@@ -353,7 +353,7 @@ class BlockHead(Head):
     def _learn_cost(self, steps: int, ms: float) -> None:
         self._cost.learn(ms)
 
-    def _learn(self, tree: DraftTree, accepted: int, done: RoundOutcome) -> None:
+    def _learn(self, tree: DraftTree, tokens: Sequence[int]) -> None:
         factor = self.calibration.factor
         chances = sorted((min(1.0, score * factor) for score in tree.scores[1:]), reverse=True)
         chances += [0.0] * (MAX_NODES - 1 - len(chances))

@@ -68,21 +68,19 @@ class StepRates:
     shape over the depths. At its start a text has the rate that is usual for its kind.
     """
 
-    def __init__(self, most: int, *, start: float = _USUAL_RATE) -> None:
-        self._model = [start] * most
+    def __init__(self, most: int) -> None:
+        self._model = [_USUAL_RATE] * most
         self._model_seen = [0] * most
-        self._usual = start
+        self._usual = _USUAL_RATE
         self._kind = 0
-        self._kinds: dict[
-            int, tuple[int, float, float]
-        ] = {}  # texts, their rates' mean and variance
+        # Texts, their rates' mean and variance.
+        self._kinds: dict[int, tuple[int, float, float]] = {}
         self._weight = _START_WEIGHT  # of what is usual, in tokens
         self._bends = [1.0] * most
         self._hits = self._tries = 0.0
         self._counted = False  # whether this text tells what is usual
-        self._waiting: list[
-            tuple[int, int]
-        ] = []  # outcomes of this text that the model has not learned from
+        # Outcomes of this text that the model has not learned from.
+        self._waiting: list[tuple[int, int]] = []
 
     def __len__(self) -> int:
         return len(self._model)

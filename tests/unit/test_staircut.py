@@ -352,15 +352,13 @@ def test_sizes_are_limited_by_the_room_and_by_the_switch() -> None:
     assert len(tree) in (5, 16)  # all that the head drafts
 
 
-def test_the_choice_names_what_was_weighed() -> None:
+def test_the_choice_says_what_it_promises() -> None:
     world = World()
     stair = StairCut(LivePrices(world.table), heads=(BlockHead(Block(world)),), clock=world.clock)
     world.decode(stair, deep(1), 400)
     choice = stair.choice
     assert choice.candidate == "block"
     assert choice.price_source == "invented"
-    assert {name for name, _, _ in choice.alternatives} == {"plain", "block line"}
-    assert all(value <= choice.tokens_per_ms for _, _, value in choice.alternatives)
     assert (choice.skipped, choice.probe) == ("", False)
     assert choice.nodes + 1 >= choice.expected_tokens > 3
     assert choice.nodes + choice.left_out == 15  # all that the head drafts

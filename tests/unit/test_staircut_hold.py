@@ -18,7 +18,7 @@ from engine.spec.staircut_prices import LivePrices
 from engine.spec.staircut_yield import WakeYields, Yield
 from engine.spec.tree import DraftTree
 
-CHOICE = RouteChoice("steps", 2, 2.4, 1.5, (), "invented")
+CHOICE = RouteChoice("steps", 2, 2.4, 1.5, "invented")
 
 
 def held(world: World, own_share: float, usual: float = 0.8) -> tuple[Hold, StepHead]:
