@@ -7,7 +7,7 @@
 #
 #   PYTHON=python3 OUT=folder bash ops/gpu_check.sh [--sweep]
 #
-# Exit code: 0 when no stage failed, 1 when one did or when there is no GPU.
+# Exit code: 0 when no stage failed, 1 when one did or when there is no GPU or no PyTorch.
 set -uo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -209,7 +209,7 @@ finish() {
 }
 
 stage environment 80 bash -c environment
-if grep -q "$(printf '^environment\tFAIL')" "$OUT/stages.tsv"; then
+if ! grep -q "$(printf '^environment\tok')" "$OUT/stages.tsv"; then
   finish
   exit 1
 fi

@@ -18,6 +18,7 @@ SCRIPT = ROOT / "ops" / "gpu_check.sh"
 ANSWERS = """
 case "$*" in
   -) if grep -q nvidia-smi; then
+       if [ -n "${NO_TORCH:-}" ]; then echo "ModuleNotFoundError: No module named 'torch'" >&2; exit 1; fi
        if [ -n "${NO_GPU:-}" ]; then echo "PyTorch sees no GPU" >&2; exit 1; fi
        echo '{"gpu": {"name": "a GPU", "multiprocessors": 48, "l2_bytes": 24000000}}'
      else echo '{"target": "sm_121a"}'; fi; exit ;;
@@ -141,6 +142,13 @@ def test_without_a_gpu_nothing_else_is_tried(tmp_path: Path) -> None:
     code, stages, _ = run(tmp_path, NO_GPU="1")
     assert code == 1
     assert stages == {"environment": ["FAIL", "PyTorch sees no GPU"]}
+
+
+def test_a_python_without_pytorch_proves_nothing(tmp_path: Path) -> None:
+    """Every stage would be left out for a lack of this Python, and none would fail."""
+    code, stages, _ = run(tmp_path, NO_TORCH="1")
+    assert code == 1
+    assert stages == {"environment": ["not available", "why: this Python has no torch"]}
 
 
 def test_an_unknown_option_is_explained(tmp_path: Path) -> None:
