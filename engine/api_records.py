@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.allocation import memory_short
-from engine.errors import Cancelled, RondoError
+from engine.errors import Cancelled, PromptError, RondoError
 
 STATES = (
     "empty",
@@ -94,7 +94,8 @@ def roof_name(place: str) -> str:
 class ErrorReport:
     """A RondoError (or an unexpected exception) as the console shows it.
 
-    cancelled: the operator asked for it, and nothing is wrong.
+    cancelled: the operator asked for it, and nothing is wrong. prompt_refused: the prompt itself cannot be
+    run, and would not be if it were sent again.
     """
 
     title: str
@@ -103,17 +104,23 @@ class ErrorReport:
     next_step: str
     details: str = ""  # traceback, for "copy report"
     cancelled: bool = False
+    prompt_refused: bool = False
 
     @staticmethod
     def of(error: BaseException, details: str = "") -> ErrorReport:
         """The report of any exception; an unexpected one keeps its type name in the cause."""
         error = memory_short(error, "this", kept="What was loaded stays loaded.") or error
-        if isinstance(error, Cancelled):
-            return ErrorReport(
-                error.title, error.cause, error.kept, error.next_step, cancelled=True
-            )
         if isinstance(error, RondoError):
-            return ErrorReport(error.title, error.cause, error.kept, error.next_step, details)
+            cancelled = isinstance(error, Cancelled)
+            return ErrorReport(
+                error.title,
+                error.cause,
+                error.kept,
+                error.next_step,
+                "" if cancelled else details,
+                cancelled=cancelled,
+                prompt_refused=isinstance(error, PromptError),
+            )
         return ErrorReport(
             "An unexpected error",
             f"{type(error).__name__}: {error}",

@@ -33,7 +33,7 @@ from engine.api import (
     StateChanged,
 )
 from engine.compare_handle import OPENED
-from engine.errors import NumericsError, PromptError, RondoError
+from engine.errors import BusyError, NumericsError, PromptError, RondoError
 from engine.fake_compare import FakeCompares
 from engine.fake_knobs import FakeKnobs
 from engine.fake_script import CONTEXT_LIMIT, ROOF_GBPS, SCRIPTS, Script
@@ -246,7 +246,7 @@ class FakeEngine(FakeKnobs, FakeCompares):
 
     def _check_prompt(self, request: GenerateRequest) -> int:
         if self._now.model is None:
-            raise PromptError("No model is loaded.", next_step="Open a model first (Ctrl+O).")
+            raise BusyError("No model is loaded.", next_step="Open a model folder first.")
         size = sum(len(m.content) for m in request.messages) + len(request.prompt or "")
         if not size:
             raise PromptError("The prompt is empty.", next_step="Write something and send again.")

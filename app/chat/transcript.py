@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 
 from engine.api import ErrorReport, Generation, Message
 
-# The title of the engine's refusal of a prompt; the window sends none that is empty, so it was too long.
-PROMPT_REFUSED = "This prompt cannot be run"
 _UNSENDABLE = re.compile("[\x00\ud800-\udfff]")
 _OPEN, _CLOSE = "<think>", "</think>"
 
@@ -91,7 +89,7 @@ class Turn:
     @property
     def is_refused(self) -> bool:
         """Whether this is the answer to a prompt that the engine did not take."""
-        return self.error is not None and self.error.title == PROMPT_REFUSED
+        return self.error is not None and self.error.prompt_refused
 
 
 class Transcript:

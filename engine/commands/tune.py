@@ -235,7 +235,7 @@ def _on_gpu(arguments: argparse.Namespace, shapes: list[Shape], cancel: threadin
 
 def _no_gpu(reason: str) -> RondoError:
     return RondoError(
-        f"not available: needs CUDA: {reason}.",
+        f"The GPU cannot compute: {reason}.",
         kept="No table was written.",
         next_step="`rondo doctor` says what is missing; --device cpu tunes the processor's products.",
     )

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,7 +88,7 @@ def test_a_prompt_that_was_refused_does_not_spoil_the_next() -> None:
     transcript.finish(7, DONE)
     transcript.ask("far too long")
     transcript.begin_answer(8)
-    transcript.fail(8, replace(REPORT, title=PromptError.title))
+    transcript.fail(8, ErrorReport.of(PromptError("Far too long.")))
     transcript.ask("short")
     sent = [message.content for message in transcript.messages()]
     assert sent == ["question", "text", "short"]

@@ -28,7 +28,7 @@ def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[
     path = tmp_path / "tiles.json"
     code, values = run_json(capsys, "tune", "--device", "cuda", "--out", str(path))
     assert code == FAILED
-    assert "not available: needs CUDA" in values["error"]["cause"]
+    assert "The GPU cannot compute: " in values["error"]["cause"]
     assert "--device cpu" in values["error"]["next_step"]
     assert not path.exists()
 
