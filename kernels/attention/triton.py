@@ -53,12 +53,12 @@ def _chunk_begin(chunk):
 @triton.jit
 def _block(q, k, v, seen, m, total, acc, scale):
     # One block of positions into the running softmax; `seen` is [rows, positions]. Nothing seen changes
-    # nothing.
+    # nothing. Both loops leave the same bits: where a product and a sum could be one operation, they are.
     scores = tl.where(seen, dot_bf16(q, k) * scale, _LOWEST)
     new_m = tl.maximum(m, tl.max(scores, 1))
     p = tl.where(seen, tl.exp2(scores - new_m[:, None]), 0.0)
     fade = tl.exp2(m - new_m)
-    total = total * fade + tl.sum(p, 1)
+    total = tl.fma(total, fade, tl.sum(p, 1))
     acc = acc * fade[:, None] + dot_bf16(to_bf16(p), v)
     return new_m, total, acc
 

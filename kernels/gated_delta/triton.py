@@ -43,9 +43,20 @@ COMMIT_BLOCK = 32
 
 
 @triton.jit
+def with_outer(s, key, u):
+    """s + key (x) u; s [dk, dv].
+
+    Product and sum are one operation, said outright: several kernels have to leave the same bits, and the
+    compiler of CUDA 12.9 for sm_121a, which Triton 3.6 brings, makes one of the two though told not to.
+    """
+    key, u = tl.broadcast_to(key[:, None], s.shape), tl.broadcast_to(u[None, :], s.shape)
+    return tl.fma(key, u, s)
+
+
+@triton.jit
 def absorb(s, decay, key, u):
     """The state after a token: s * decay + key (x) u; s [dk, dv]."""
-    return s * decay + key[:, None] * u[None, :]
+    return with_outer(s * decay, key, u)
 
 
 @triton.jit
@@ -66,9 +77,10 @@ def committed(
         s = s * tl.where(count > 0, tl.exp(total), 1.0)
         for j in range(count):
             row = tl.load(rows + j)
+            correction = tl.load(u + (row * HV + head) * DV + column)
             weight = tl.exp(total - tl.load(gc + row * HV + head))
             key = tl.load(k + (row * HK + key_head) * DK + i)
-            s += (weight * key)[:, None] * tl.load(u + (row * HV + head) * DV + column)[None, :]
+            s = with_outer(s, weight * key, correction)
     return s
 
 
