@@ -31,13 +31,13 @@ class SamplingButton(QToolButton):
     def __init__(self, theme: Theme, sampling: Sampling, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._theme = theme
-        self.value = sampling
         self._texts = [""]
         self.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
         self.setIconSize(QSize(14, 14))
         self.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
         self.setAccessibleName("Sampling")
         self.popover = SamplingPopover(sampling, self)
+        self.value = self.popover.sampling()  # within what its controls take
         self.popover.changed.connect(self._take)
         self.clicked.connect(self._open)
         self.restyle()
@@ -155,12 +155,12 @@ class SamplingPopover(QFrame):
         )
 
     def _fill(self, sampling: Sampling) -> None:
-        self.temperature.setValue(sampling.temperature)
-        self.top_p.setValue(sampling.top_p)
-        self.top_k.setValue(sampling.top_k)
-        self.min_p.setValue(sampling.min_p)
-        self.seed.setValue(-1 if sampling.seed is None else sampling.seed)
-        self.max_tokens.setValue(sampling.max_tokens)
+        _set(self.temperature, sampling.temperature)
+        _set(self.top_p, sampling.top_p)
+        _set(self.top_k, sampling.top_k)
+        _set(self.min_p, sampling.min_p)
+        _set(self.seed, -1 if sampling.seed is None else sampling.seed)
+        _set(self.max_tokens, sampling.max_tokens)
         self.speculate.setChecked(sampling.speculate)
         self.truncate.setChecked(sampling.truncate)
 
@@ -171,6 +171,11 @@ class SamplingPopover(QFrame):
     @Slot()
     def _emit(self) -> None:
         self.changed.emit(self.sampling())
+
+
+def _set(box: QSpinBox | QDoubleSpinBox, value: float) -> None:
+    """Show the nearest value that the box takes; stored settings may hold any, and one that is no number."""
+    box.setValue(min(box.maximum(), max(box.minimum(), value)))
 
 
 def _real(low: float, high: float, step: float, tip: str) -> QDoubleSpinBox:

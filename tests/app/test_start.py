@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from PySide6.QtCore import QSettings
 
 from app import __main__ as start
+from app.chat.sampling import SamplingButton
 from app.settings import Sampling, Settings
 from engine import cli
 
@@ -128,3 +130,15 @@ def test_broken_settings_fall_back(tmp_path, stored: str) -> None:
     settings = Settings(store)
     assert settings.sampling.max_tokens == Sampling().max_tokens
     assert settings.recent_models == []
+
+
+def test_stored_sampling_out_of_range_comes_to_the_nearest(qtbot, theme) -> None:
+    huge = 10**30
+    stored = Sampling(
+        temperature=math.nan, top_p=7.0, top_k=-3, min_p=-1.0, seed=huge, max_tokens=huge
+    )
+    button = SamplingButton(theme, stored)
+    qtbot.addWidget(button)
+    assert button.value == Sampling(
+        temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, seed=2**31 - 1, max_tokens=131_072
+    )
