@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QModelIndex, QSize, Qt, QTimer, Signal, Slot
-from PySide6.QtGui import QPainter
+from PySide6.QtGui import QFocusEvent, QPainter
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QCheckBox,
@@ -125,6 +125,7 @@ class KnobsPage(QWidget):
         self.changed_only = QCheckBox("Changed only")
         self.usable_only = QCheckBox("Available only")
         self.search.textChanged.connect(self._refilter)
+        self.search.returnPressed.connect(self._choose_first)
         self.groups.currentIndexChanged.connect(self._refilter)
         self.changed_only.toggled.connect(self._refilter)
         self.usable_only.toggled.connect(self._refilter)
@@ -145,10 +146,11 @@ class KnobsPage(QWidget):
         return both
 
     def _make_view(self) -> QTableView:
-        view = QTableView()
+        view = _Table()
         view.setModel(self.filter)
         view.setItemDelegate(_Delegate(self._theme, view))
         view.setAccessibleName("Switches")
+        view.setTabKeyNavigation(False)
         view.setShowGrid(False)
         view.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
         view.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
@@ -236,6 +238,14 @@ class KnobsPage(QWidget):
             if at.isValid():
                 self.view.selectRow(at.row())
                 self.view.scrollTo(at, QAbstractItemView.ScrollHint.PositionAtCenter)
+
+    @Slot()
+    def _choose_first(self) -> None:
+        """Go from the search to the first switch that it found."""
+        first = self.view.first()
+        if first.isValid():
+            self.view.setCurrentIndex(first)
+            self.view.setFocus()
 
     def _current(self) -> KnobRow | None:
         index = self.filter.mapToSource(self.view.currentIndex())
@@ -327,6 +337,28 @@ class KnobsPage(QWidget):
     def _drop_notices(self) -> None:
         self.errors.clear()
         self.notice.hide()
+
+
+class _Table(QTableView):
+    """Its first line is a heading, which no key can choose: a key begins at the first switch."""
+
+    def first(self) -> QModelIndex:
+        """The first line that can be chosen; not valid where there is none."""
+        model = self.model()
+        lines = (model.index(row, 0) for row in range(model.rowCount()))
+        return next((line for line in lines if line.flags()), QModelIndex())
+
+    def focusInEvent(self, event: QFocusEvent) -> None:
+        if not self.currentIndex().isValid() and event.reason() != Qt.FocusReason.MouseFocusReason:
+            self.setCurrentIndex(self.first())
+        super().focusInEvent(event)
+
+    def moveCursor(
+        self, action: QAbstractItemView.CursorAction, modifiers: Qt.KeyboardModifier
+    ) -> QModelIndex:
+        if not self.currentIndex().isValid():
+            return self.first()
+        return super().moveCursor(action, modifiers)
 
 
 class _Delegate(QStyledItemDelegate):

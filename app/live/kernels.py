@@ -192,6 +192,7 @@ class KernelsPage(QWidget):
         self.view = QTableView()
         self.view.setModel(self._sorted)
         self.view.setAccessibleName("Time of each operation")
+        self.view.setTabKeyNavigation(False)  # Tab leaves the table; the arrows walk in it
         self.view.setSortingEnabled(True)
         self.view.sortByColumn(2, Qt.SortOrder.DescendingOrder)
         self.view.setShowGrid(False)

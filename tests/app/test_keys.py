@@ -154,6 +154,21 @@ def test_tab_leaves_the_message_field(console, qtbot) -> None:
 
 
 @pytest.mark.parametrize("key", [Qt.Key.Key_Tab, Qt.Key.Key_Backtab])
+@pytest.mark.parametrize("page", ["kernels", "knobs"])
+def test_tab_leaves_a_table(console, qtbot, page, key) -> None:
+    one = console(Script(answer="ok", round_ms=3.0, demo=True))
+    one.ask("hello")
+    getattr(one.window, f"show_{page}")()
+    view = getattr(one.window, page).view
+    one.wait(lambda: view.model().rowCount() > 2)
+    view.setFocus()
+    view.setCurrentIndex(view.model().index(1, 0))
+    qtbot.keyClick(view, key)
+    assert one.window.focusWidget() is not view
+    assert view.currentIndex().row() == 1
+
+
+@pytest.mark.parametrize("key", [Qt.Key.Key_Tab, Qt.Key.Key_Backtab])
 def test_tab_reaches_every_control(console, qtbot, key) -> None:
     one = console(Script(answer="ok", round_ms=3.0, demo=True))
     kinds = QAbstractButton | QComboBox | QAbstractSpinBox | QAbstractItemView

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QModelIndex, Qt
 from PySide6.QtWidgets import QLabel
 
 from app.knobs.candidate import Candidate
@@ -37,6 +37,23 @@ def row_of(page, name: str):
 def choose(page, name: str) -> None:
     page.select(name)
     assert page.detail.row.name == name
+
+
+def test_a_switch_is_chosen_by_keys_alone(page, qtbot) -> None:
+    first, second = (row.name for row in page.model.rows[:2])
+    page.view.setFocus()
+    assert page.detail.row.name == first
+    assert page.view.selectionModel().isRowSelected(page.view.currentIndex().row())
+    qtbot.keyClick(page.view, Qt.Key.Key_Down)
+    assert page.detail.row.name == second
+    page.view.setCurrentIndex(QModelIndex())
+    qtbot.keyClick(page.view, Qt.Key.Key_Down)
+    assert page.detail.row.name == first
+    page.search.setFocus()
+    qtbot.keyClicks(page.search, DEPTH.removeprefix("QWEN38_"))
+    qtbot.keyClick(page.search, Qt.Key.Key_Return)
+    assert page.detail.row.name == page.filter.names()[0] == DEPTH
+    assert page.window().focusWidget() is page.view
 
 
 def test_a_switch_is_found_by_words_of_its_effect(page) -> None:
