@@ -20,7 +20,7 @@ from engine.model.cuda_smoke import smoke
 from engine.model.cuda_weights import device_bytes, is_expanded
 from engine.numbers import grouped
 from kernels.build_cache import launch_errors
-from kernels.cuda_build import CudaError, CudaLibrary
+from kernels.cuda_build import CudaLibrary
 from kernels.cuda_registry import run_short_checks
 
 UNPROVEN = (
@@ -75,7 +75,15 @@ def ready_library(on_progress: Callable[[str], None] | None = None) -> CudaLibra
         library = CudaLibrary(on_progress=on_progress)
         failed = [result for result in run_short_checks(library) if not result.ok]
         wrong = "" if failed else smoke(library, library.device, KernelOps)
-    except (CudaError, OSError, ImportError, RuntimeError, *launch_errors()) as error:
+    except (
+        OSError,
+        ImportError,
+        RuntimeError,
+        ValueError,
+        AssertionError,
+        *launch_errors(),
+    ) as error:
+        # An AssertionError is that of a check whose kernel wrote beside its result.
         hint = _LAUNCHER_HINT if isinstance(error, SubprocessError) else ""
         raise GpuNotUsable(f"{error}{hint}") from error
     if failed:

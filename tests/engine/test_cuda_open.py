@@ -78,7 +78,7 @@ def test_auto_with_a_gpu_that_fails_its_checks_computes_on_the_processor(
         assert not [each for each in engine.card.notices if "GPU" in each]
 
 
-@pytest.mark.parametrize("failing", ["build", "check", "smoke", "launcher", "kernel"])
+@pytest.mark.parametrize("failing", ["build", "check", "smoke", "launcher", "kernel", "outside"])
 def test_the_reason_why_a_gpu_is_not_ready_is_named(
     failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +97,8 @@ def test_the_reason_why_a_gpu_is_not_ready_is_named(
     def played(*_: object) -> str:
         if failing == "launcher":  # without Python's headers
             raise CalledProcessError(1, ["gcc", "launcher.c"])
+        if failing == "outside":
+            raise AssertionError("the product wrote outside its result")
         if failing == "kernel":
             raise pytest.importorskip("triton.errors").TritonError("out of resource: shared memory")
         return "logits are off" if failing == "smoke" else ""
@@ -108,6 +110,7 @@ def test_the_reason_why_a_gpu_is_not_ready_is_named(
         "smoke": "logits are off",
         "launcher": "gcc.*launcher.c.* returned non-zero exit status 1.*python3-dev",
         "kernel": "out of resource: shared memory",
+        "outside": "wrote outside its result",
     }
     with pytest.raises(GpuNotUsable, match=reason[failing]):
         ready_library()
