@@ -82,7 +82,7 @@ class CudaOps(Products):
             self.mark(name, product.nbytes, 2 * rows * product.outputs * product.inputs)
 
     def head(self, head: Projection, x: Tensor, logits: Tensor, rows: int, *, name: str) -> None:
-        """float32 logits of 1 to 32 rows; those of an NVFP4 head are rounded to bf16 by its kernel."""
+        """float32 logits of 1 to 32 rows."""
         ((product, _),) = head.products
         found = logits[:rows, : product.outputs]
         if (rows > 1 or self.switches.head) and self.head_by_kernel(product, x, found, rows):

@@ -18,7 +18,7 @@ from kernels.fp8_linear.reference import dequantise_blocks
 from kernels.head.cuda import STEP as GEMV_STEP
 from kernels.head.cuda import head_logits
 from kernels.head.reference import head_logits as head_sums
-from kernels.nvfp4_linear.cuda import DeviceNvfp4, expand, linear_skinny
+from kernels.nvfp4_linear.cuda import DeviceNvfp4, expand, linear_skinny, logits_skinny
 from kernels.nvfp4_linear.reference import dequantise_nvfp4
 
 Mark = Callable[[str, int, int], None]
@@ -35,19 +35,12 @@ class Products:
         self._most_expanded = 0  # elements of the largest weight that may be expanded
         self._expanded: Tensor | None = None  # bf16, so many of them, from the first use on
         self._narrow_sums: Tensor | None = None
-        self._rounded_logits: Tensor | None = None  # of an NVFP4 head, whose kernel rounds
 
     def reserve(
         self, products: list[Product], head: Projection, *, device: torch.device, positions: int
     ) -> None:
         """Allocate what the operations need besides the arena, once; `positions`: of the caches."""
-        if self.library is None:
-            return
         self.make_room(products, device=device)
-        ((product, _),) = head.products
-        if isinstance(product.weight, DeviceNvfp4):
-            shape = (VERIFY_ROWS, product.outputs)
-            self._rounded_logits = torch.empty(shape, dtype=torch.bfloat16, device=device)
 
     def make_room(self, products: list[Product], *, device: torch.device) -> None:
         """Allocate what these products need besides those before; graphs captured until now are not valid."""
@@ -69,11 +62,8 @@ class Products:
             head_logits(self.library, x[:rows], weight.codes, weight.scale, logits)
             return True
         if isinstance(weight, DeviceNvfp4):
-            assert self._rounded_logits is not None
-            rounded = self._rounded_logits[:rows]
             tile = self.switches.tiles.tile(product.outputs, product.inputs, rows)
-            linear_skinny(self.library, weight, x[:rows], rounded, tile=tile)
-            logits.copy_(rounded)
+            logits_skinny(self.library, weight, x[:rows], logits, tile=tile)
             return True
         return False
 

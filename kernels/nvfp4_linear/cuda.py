@@ -37,8 +37,22 @@ def entry_name(tile: SkinnyTile, rows: int) -> str:
 def entries() -> dict[str, tuple[str, ...]]:
     """Every kernel this module can launch, by source."""
     tiles = [(SkinnyTile(nt, 1, pf), rows) for nt, pf in _TILES for rows in (8, 16, 32)]
-    skinny = {entry_name(fitted(tile, 8 * tile.nt, rows), rows) for tile, rows in tiles}
-    return {SOURCE: tuple(sorted(skinny)), EXPAND_SOURCE: (_EXPAND_ENTRY,)}
+    found = {entry_name(fitted(tile, 8 * tile.nt, rows), rows) for tile, rows in tiles}
+    found |= {_logits_entry(entry_name(tile, rows)) for tile, rows in tiles if _takes_logits(tile)}
+    return {SOURCE: tuple(sorted(found)), EXPAND_SOURCE: (_EXPAND_ENTRY,)}
+
+
+def logits_tile(tile: SkinnyTile, outputs: int) -> SkinnyTile:
+    """The setting with this one's order of the sum that there is an entry for float32 results of."""
+    return SkinnyTile(4 if outputs >= 32 else 1, tile.wk, 0, tile.il)
+
+
+def _takes_logits(tile: SkinnyTile) -> bool:
+    return tile.nt != 2 and tile.pf == 0
+
+
+def _logits_entry(skinny: str) -> str:
+    return skinny.replace("skinny", "logits").removesuffix("_a0")
 
 
 @dataclass(frozen=True)
@@ -148,10 +162,39 @@ def linear_skinny(
     Raises:
         ValueError: an operand differs from the above; nothing was launched.
     """
+    plan = plan_launch(tile, rows=x.shape[0], outputs=weight.outputs)
+    _launch(library, weight, x, out, tile, plan, plan.entry, torch.bfloat16)
+
+
+def logits_skinny(
+    library: CudaLibrary, weight: DeviceNvfp4, x: Tensor, out: Tensor, *, tile: SkinnyTile
+) -> None:
+    """What `linear_skinny` gives with this setting's order of the sum, before its rounding.
+
+    Args:
+        out: float32 [R, N], unit column stride; the rest is as in `linear_skinny`.
+
+    Raises:
+        ValueError: an operand differs from that; nothing was launched.
+    """
+    tile = logits_tile(tile, weight.outputs)
+    plan = plan_launch(tile, rows=x.shape[0], outputs=weight.outputs)
+    _launch(library, weight, x, out, tile, plan, _logits_entry(plan.entry), torch.float32)
+
+
+def _launch(
+    library: CudaLibrary,
+    weight: DeviceNvfp4,
+    x: Tensor,
+    out: Tensor,
+    tile: SkinnyTile,
+    plan: SkinnyLaunch,
+    entry: str,
+    dtype: torch.dtype,
+) -> None:
     rows = x.shape[0]
-    plan = plan_launch(tile, rows=rows, outputs=weight.outputs)
     _require("x", x, torch.bfloat16, (rows, weight.inputs))
-    _require("out", out, torch.bfloat16, (rows, weight.outputs))
+    _require("out", out, dtype, (rows, weight.outputs))
     for name, tensor in (("x", x), ("out", out), ("the weight", weight.codes)):
         if tensor.device != library.device:
             raise ValueError(f"{name} is on {tensor.device}, the kernels are on {library.device}")
@@ -163,7 +206,7 @@ def linear_skinny(
     pointers = (out, x, weight.codes, weight.scales, weight.scale_2)
     numbers = (rows, weight.outputs, weight.inputs, ldx, ldo, tile.il)
     library.launch(
-        library.function(SOURCE, plan.entry),
+        library.function(SOURCE, entry),
         grid=plan.grid,
         threads=plan.threads,
         shared_bytes=plan.shared_bytes,

@@ -17,6 +17,7 @@ from kernels.nvfp4_linear.cuda import (
     expand,
     linear_expanded,
     linear_skinny,
+    logits_skinny,
     place_nvfp4,
 )
 from kernels.nvfp4_linear.reference import dequantise_nvfp4
@@ -46,6 +47,7 @@ def check(
         case = _Case(library, outputs, columns, seed + 10 * index)
         yield from case.bounds()
         yield case.invariant(orders)
+        yield case.unrounded()
         yield from case.faults()
         yield case.expanded()
         if library.device.type == "cuda":
@@ -104,6 +106,24 @@ class _Case:
         terms = 2 * (self.weight.inputs + 16 + 2)
         exact, bound = bound_of(x, weight, terms, torch.bfloat16)
         return exact, bound + self.weight.inputs * 2.0**-126 * _UNIT * weight.abs().amax()
+
+    def unrounded(self) -> CheckResult:
+        """Float32 results, rounded here, have the bits of the product."""
+        for rows in (1, 5, 12, 20):
+            x = self.cancelling(rows)
+            tile = fitted(
+                default_tile(self.weight.outputs, self.weight.inputs), self.weight.outputs, rows
+            )
+            wide = poison(
+                torch.empty(rows + 1, self.weight.outputs + 8, device=self.library.device)
+            )
+            logits_skinny(self.library, self.weight, x, wide[:rows, :-8], tile=tile)
+            held = same_bits(wide[:rows, :-8].bfloat16(), self.run(x, tile))
+            held = held and bool(wide[rows:].isnan().all() and wide[:, -8:].isnan().all())
+            if not held:
+                break
+        reason = f"{self.label}: {rows} rows in float32 are others than in bf16"
+        return _placed(self.library, expect(KERNEL, "", held, reason))
 
     def bounds(self) -> Iterator[CheckResult]:
         weight = self.exact(self.weight.codes, self.weight.scales)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // NVFP4 product for 1 to 32 rows: out[r][n] = bf16(scale_2[n] * sum_k x[r][k] * e2m1[n][k] * e4m3[n][k / 16]).
 // skinny.cuh says how it runs and nvfp4.cuh why its operands are exact. The one rounding to BF16 follows the
-// product of the finished float32 sum with scale_2.
+// product of the finished float32 sum with scale_2; logits are left in float32.
 #include "nvfp4.cuh"
 #include "skinny.cuh"
 
@@ -77,3 +77,19 @@ SKINNY(4, 16, 0)
 SKINNY(4, 32, 0)  // with the next step's weights as well, its registers would spill
 SKINNY(4, 8, 1)
 SKINNY(4, 16, 1)
+
+// The same sums times scale_2 in float32, for a head: its logits are not rounded.
+#define LOGITS(kTiles, kRows)                                                                               \
+  extern "C" __global__ void __launch_bounds__(512, 1) rondo_nvfp4_logits_t##kTiles##_r##kRows(             \
+      float* out, const __nv_bfloat16* x, const e2m1x2* codes, const e4m3* scales, const float* scale_2,    \
+      int rows, int outputs, int inputs, int ldx, int ldo, int interleave) {                                \
+    rondo::skinny<kTiles, kRows, 0>(out, x, rondo::Nvfp4{codes, scales}, scale_2,                           \
+                                    {rows, outputs, inputs, ldx, ldo, interleave});                         \
+  }
+
+LOGITS(1, 8)
+LOGITS(1, 16)
+LOGITS(1, 32)
+LOGITS(4, 8)
+LOGITS(4, 16)
+LOGITS(4, 32)

@@ -110,7 +110,7 @@ def test_the_product_has_the_instructions_it_was_designed_for(own_home: Path, na
     """Matrix instructions and conversions a weight tile, and 16-byte loads, computed from the entry's name."""
     facts = facts_of(cubin_path(ROOT / SOURCE, target_named(name)))
     for entry, own in facts.items():
-        tiles, rows, ahead = map(int, re.findall(r"_[tra](\d+)", entry))
+        tiles, rows, ahead = [*map(int, re.findall(r"_[tra](\d+)", entry)), 0][:3]
         blocks = 2 if rows == 32 else 1
         decoded = own.count("F2FP.F16.E2M1")  # one a pair of weights, 16 a tile and step
         if (tiles, rows) != (4, 32):  # that one goes word by word

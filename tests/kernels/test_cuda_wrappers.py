@@ -20,7 +20,13 @@ from kernels.head import cuda_check as head_check
 from kernels.head.cuda import head_logits
 from kernels.nvfp4_linear import cuda_check
 from kernels.nvfp4_linear.check import random_weight
-from kernels.nvfp4_linear.cuda import linear_expanded, linear_skinny, place_nvfp4
+from kernels.nvfp4_linear.cuda import (
+    SOURCE,
+    entries,
+    linear_expanded,
+    linear_skinny,
+    place_nvfp4,
+)
 from kernels.nvfp4_linear.reference import dequantise_nvfp4
 from kernels.nvfp4_linear.reference import linear as twin
 from kernels.nvfp4_linear.tiles import SkinnyTile, TileTables, default_tile, fitted
@@ -45,6 +51,9 @@ def test_the_checks_hold(library: HostLibrary) -> None:
     assert {result.device for result in results} == {"cuda"}
     # Two orders, six settings, eleven batches, and the rows alone.
     assert len(library.launched) > 2 * (6 * 11 + 32)
+    assert faults(list(cuda_check.check(library, shapes=((20, 256),), orders=((2, 0),)))) == []
+    logits = {entry for entry in entries()[SOURCE] if "logits" in entry}
+    assert logits == {entry for entry in library.launched if "logits" in entry}
 
 
 REVERSED = "total += kRows > 8 ? at[(warps - w) * kPlane] : at[w * kPlane]"
@@ -55,9 +64,11 @@ REVERSED = "total += kRows > 8 ? at[(warps - w) * kPlane] : at[w * kPlane]"
     [
         (("skinny.cuh", "b[0], b[1]);", "b[1], b[0]);"), "outside the bound"),
         (("skinny.cuh", "total += at[w * kPlane]", REVERSED), "differ from the rows alone"),
+        (("skinny.cuh", "float value) { *at = value; }", "float value) { *at = 2 * value; }"),
+         "are others than in bf16"),
     ],
-    ids=["wrong fragment", "order that depends on the rows"],
-)
+    ids=["wrong fragment", "order that depends on the rows", "another store of logits"],
+)  # fmt: skip
 def test_the_checks_see_a_fault(edit: tuple[str, str, str], word: str) -> None:
     library = HostLibrary([edit])
     found = faults(list(cuda_check.check(library, shapes=((20, 640),), orders=((4, 0),))))
