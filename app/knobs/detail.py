@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Signal, Slot
+from PySide6.QtCore import Qt, Signal, Slot
 from PySide6.QtWidgets import (
     QCheckBox,
     QFormLayout,
@@ -113,6 +113,7 @@ class KnobDetail(QFrame):
             self.editor = ValueEditor(row)
             self.editor.edited.connect(self._on_edited)
             self._line.insertWidget(0, self.editor)
+            self._order_tabs(self.editor)
             marked = self._candidate.value(row.name)
             if marked is not None:
                 self.editor.set_value(marked)
@@ -141,6 +142,15 @@ class KnobDetail(QFrame):
         if reason != self._locked:
             self._locked = reason
             self._refresh_controls()
+
+    def _order_tabs(self, editor: ValueEditor) -> None:
+        """Tab comes to the value before it comes to its buttons; a new widget is the last of the window."""
+        before = self.set_button.previousInFocusChain()
+        while not before.focusPolicy() & Qt.FocusPolicy.TabFocus:
+            before = before.previousInFocusChain()
+        for control in editor.controls:
+            QWidget.setTabOrder(before, control)
+            before = control
 
     def _drop_editor(self) -> None:
         if self.editor is not None:

@@ -38,10 +38,12 @@ class ValueEditor(QWidget):
         self.field = self._make(row)
         self.field.setAccessibleName(f"Value of {row.name}")
         line.addWidget(self.field)
+        self.controls: list[QWidget] = [self.field]
         if row.kind == "path":
             browse = QPushButton("Browse…")
             browse.clicked.connect(self._browse)
             line.addWidget(browse)
+            self.controls.append(browse)
         line.addStretch(1)
         self.set_value(row.value)
 

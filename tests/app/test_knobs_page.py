@@ -56,6 +56,24 @@ def test_a_switch_is_chosen_by_keys_alone(page, qtbot) -> None:
     assert page.window().focusWidget() is page.view
 
 
+@pytest.mark.parametrize("name", [DEPTH, GRAPH, ISA, "QWEN38_SKINNY_TILES"])
+def test_tab_comes_from_the_table_to_the_value_and_its_buttons(page, qtbot, name: str) -> None:
+    for chosen in (DEPTH, name):
+        choose(page, chosen)
+    qtbot.waitUntil(lambda: all(control.isVisible() for control in page.detail.editor.controls))
+    page.view.setFocus()
+    walked = []
+    while len(walked) < 8:
+        qtbot.keyClick(page.window().focusWidget(), Qt.Key.Key_Tab)
+        walked.append(page.window().focusWidget())
+    detail = page.detail
+    buttons = (detail.set_button, detail.reset_button, detail.mark_box)
+    wanted = [*detail.editor.controls, *(button for button in buttons if button.isEnabled())]
+    wanted = [widget for widget in wanted if widget.isEnabled()]
+    assert wanted
+    assert walked[: len(wanted)] == wanted
+
+
 def test_a_switch_is_found_by_words_of_its_effect(page) -> None:
     page.search.setText("mtp drafts")
     names = page.filter.names()
