@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QPoint, QSize, Qt, Signal, Slot
+from PySide6.QtCore import QLocale, QPoint, QSize, Qt, Signal, Slot
 from PySide6.QtWidgets import (
     QCheckBox,
     QDoubleSpinBox,
@@ -173,13 +173,24 @@ class SamplingPopover(QFrame):
         self.changed.emit(self.sampling())
 
 
+class _Real(QDoubleSpinBox):
+    """Shows a decimal point, as all the window does in any locale, and takes a comma for one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setLocale(QLocale.c())
+
+    def validate(self, text: str, position: int) -> object:
+        return super().validate(text.replace(",", "."), position)
+
+
 def _set(box: QSpinBox | QDoubleSpinBox, value: float) -> None:
     """Show the nearest value that the box takes; stored settings may hold any, and one that is no number."""
     box.setValue(min(box.maximum(), max(box.minimum(), value)))
 
 
 def _real(low: float, high: float, step: float, tip: str) -> QDoubleSpinBox:
-    box = QDoubleSpinBox()
+    box = _Real()
     box.setRange(low, high)
     box.setSingleStep(step)
     box.setDecimals(2)

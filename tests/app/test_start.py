@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QSettings
+from PySide6.QtCore import QLocale, QSettings, Qt
 
 from app import __main__ as start
 from app.chat.sampling import SamplingButton
@@ -142,3 +142,22 @@ def test_stored_sampling_out_of_range_comes_to_the_nearest(qtbot, theme) -> None
     assert button.value == Sampling(
         temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, seed=2**31 - 1, max_tokens=131_072
     )
+
+
+@pytest.mark.parametrize("name", ["C", "de_DE", "tr_TR"])
+@pytest.mark.parametrize("typed", ["0.7", "0,7"])
+def test_a_decimal_is_typed_alike_in_every_locale(qtbot, theme, name: str, typed: str) -> None:
+    before = QLocale()
+    QLocale.setDefault(QLocale(name))
+    try:
+        button = SamplingButton(theme, Sampling())
+        qtbot.addWidget(button)
+        field = button.popover.temperature
+        field.selectAll()
+        qtbot.keyClicks(field, typed)
+        assert field.text() == "0.7"
+        qtbot.keyClick(field, Qt.Key.Key_Return)
+        assert field.text() == "0.70"
+        assert button.value.temperature == 0.7
+    finally:
+        QLocale.setDefault(before)
