@@ -85,7 +85,11 @@ class StatusBar(QStatusBar):
         self._say_model(f"{card.name} · {card.weight_format} · {card.speculation}" if card else "")
 
     def _say_model(self, text: str) -> None:
-        """As much of it as there is room for, from its beginning; all of it in the tool tip."""
+        """As much of it as there is room for, from its beginning; all of it in the tool tip.
+
+        One line: the name is that of a folder, which may hold a line break.
+        """
+        text = " ".join(text.split())
         margins = self.model.contentsMargins()
         room = self.model.width() - margins.left() - margins.right()
         metrics = self.model.fontMetrics()

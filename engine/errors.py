@@ -10,7 +10,7 @@ class RondoError(Exception):
     `cause` says what went wrong (file, tensor, numbers), `kept` what still stands, `next_step` what to do.
     """
 
-    title = "Rondo stopped"
+    title = "This could not be done"
 
     def __init__(self, cause: str, *, kept: str = "", next_step: str = "") -> None:
         super().__init__(cause)

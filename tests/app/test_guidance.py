@@ -297,11 +297,14 @@ def test_a_file_name_without_an_end_widens_no_page(console, qtbot) -> None:
 
 def test_a_long_model_name_ends_in_dots_and_is_told_in_full(console, qtbot) -> None:
     one = console()
-    name = "a-model-with-a-long-name-" * 8
+    height = one.window.statusBar().height()
+    name = "a-model-with-a-long-name-\n" * 8
     one.engine._update(model=replace(one.bridge.model, name=name))
     one.wait(lambda: one.bridge.model.name == name)
     label = one.window.statusBar().model
-    one.wait(lambda: label.toolTip().startswith(name))
+    one.wait(lambda: label.toolTip().startswith("a-model-with-a-long-name- a-model"))
+    assert "\n" not in label.text()
+    assert one.window.statusBar().height() == height
     assert label.text().startswith("a-model-with")
     assert label.text().endswith("…")
     assert label.fontMetrics().horizontalAdvance(label.text()) <= label.width()

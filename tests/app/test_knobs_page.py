@@ -192,6 +192,7 @@ def test_a_profile_is_saved_and_a_bad_folder_is_an_error_card(page, qtbot, tmp_p
     page.save_profile(str(tmp_path / "mine.env" / "inside.env"))
     assert page.errors.card is not None
     assert page.errors.card.report.cause
+    assert page.errors.card.report.title == "This could not be done", "nothing stopped"
 
 
 def test_the_switches_rest_while_an_ab_is_timed(console) -> None:
