@@ -13,20 +13,16 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engine.model.backend import VERIFY_ROWS
 from engine.model.cuda_arena import CONV_TAIL, DeltaRecord, KvPair, TreePaths
+from kernels.attention.prefill import attend_prefill
 from kernels.causal_conv.reference import causal_conv_windows
 from kernels.elementwise.reference import beta, output_gate
 from kernels.gated_delta.reference import decay_log, l2_normalise
 from kernels.head.reference import head_logits
 from kernels.rms_norm.reference import gated_rms_norm, rms_norm
 from kernels.rope.reference import apply_rope
-
-# Every chunk has another place, and cuDNN, which PyTorch may prefer, makes a plan for each length it meets.
-_CHUNK_ATTENTION = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def computed_rows(rows: int) -> int:
@@ -165,24 +161,8 @@ def attention_of_chunk(
     query: Tensor, gate: Tensor, cache: KvPair, *, start: int, out: Tensor
 ) -> None:
     """A prompt chunk attends to everything before each row; `start` is known on the host."""
-    rows, _, dim = query.shape
-    end = start + rows
-    past = torch.arange(end, device=query.device)
-    seen = past <= torch.arange(start, end, device=query.device)[:, None]
-    parts = []
-    with sdpa_kernel(_CHUNK_ATTENTION):
-        for head, part in enumerate(query.view(rows, len(cache.keys), -1, dim).unbind(1)):
-            grouped = part.transpose(0, 1)[None]
-            shape = (1, grouped.shape[1], end, dim)
-            attended = functional.scaled_dot_product_attention(
-                grouped,
-                cache.keys[None, None, head, :end].expand(shape),
-                cache.values[None, None, head, :end].expand(shape),
-                attn_mask=seen,
-            )
-            parts.append(attended[0].transpose(0, 1))
-    attended = torch.stack(parts, 1).reshape(query.shape)
-    out.copy_(output_gate(attended, gate).reshape(rows, -1))
+    attended = attend_prefill(query, cache.keys, cache.values, first=start)
+    out.copy_(output_gate(attended, gate).reshape(len(query), -1))
 
 
 def ancestors(paths: Tensor) -> Tensor:

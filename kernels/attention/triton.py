@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Attention on a GPU: one decode and verify kernel over the cache, and PyTorch's for prompt chunks.
+"""Attention on a GPU: one decode and verify kernel over the cache.
 
-`attend(q, keys, values, out, start, paths, depths, work, ...)` for 1 to 32 rows, chain or tree;
-`attend_prefill(q, keys, values, out, first)` for longer chunks. Twin `reference.attention`.
+`attend(q, keys, values, out, start, paths, depths, work, ...)` for 1 to 32 rows, chain or tree; prefill.py has
+longer chunks. Twin `reference.attention`.
 
 The order of a row's sum depends on its position alone. Positions are cut into chunks whose ends are fixed for
 good (`chunk_bounds`: 512 positions each up to 16,384, then 16 chunks for every doubling), never by the length,
@@ -20,8 +20,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
-from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.tree_paths.reference import MAX_NODES
 from kernels.triton_build import Compiled, Variant, launch_options
@@ -303,40 +301,3 @@ def attend(
         gated_stride, out_stride, rows, capacity, query_heads, dim, block, gated is not None,
         **launch_options(1),
     )  # fmt: skip
-
-
-def attend_prefill(
-    q: Tensor, keys: Tensor, values: Tensor, out: Tensor, *, first: int, scale: float
-) -> None:
-    """Attention of a prompt chunk by PyTorch's fused kernels, row t seeing positions 0 .. first + t.
-
-    Its order of sums is the library's, so a chunk's bits may depend on its length.
-
-    Args:
-        q: bf16 [T, Hq, D]; keys, values: bf16 [Hkv, capacity, D] with the chunk at first + row.
-        out: bf16 [T, Hq, D], contiguous; first: positions before the chunk.
-
-    Raises:
-        ValueError: an operand differs from the above, or the chunk lies beyond the cache.
-    """
-    rows, query_heads, dim = require("q", q, torch.bfloat16, (None, None, None)).shape
-    heads, capacity, _ = require("keys", keys, torch.bfloat16, (None, None, dim)).shape
-    require("values", values, torch.bfloat16, (heads, capacity, dim))
-    require("out", out, torch.bfloat16, (rows, query_heads, dim))
-    length = first + rows
-    if first < 0 or length > capacity or query_heads % heads:
-        raise ValueError(
-            f"{rows} rows of {query_heads} heads at {first} do not fit {capacity} positions of"
-            f" {heads} heads"
-        )
-    whole = first == 0
-    attended = scaled_dot_product_attention(
-        q.transpose(0, 1)[None],
-        keys[None, :, :length],
-        values[None, :, :length],
-        attn_mask=None if whole else causal_lower_right(rows, length),
-        is_causal=whole,
-        scale=scale,
-        enable_gqa=True,
-    )
-    out.copy_(attended[0].transpose(0, 1))

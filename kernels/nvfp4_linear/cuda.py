@@ -239,12 +239,6 @@ def expand(library: CudaLibrary, weight: DeviceNvfp4, out: Tensor) -> None:
     )
 
 
-def linear_expanded(expanded: Tensor, scale_2: Tensor, x: Tensor) -> Tensor:
-    """bfloat16 [R, N] by the library: float32 sums with expanded weights, times scale_2, rounded once."""
-    sums = torch.mm(x, expanded.T, out_dtype=torch.float32)
-    return (sums * scale_2).to(torch.bfloat16)
-
-
 def _require(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     if tensor.dtype != dtype or tuple(tensor.shape) != shape:
         raise ValueError(

@@ -18,7 +18,6 @@ from drafters import make_drafter
 from test_cuda_backend import FORMATS, make
 from test_cuda_block import KIND as BLOCK
 from test_native import CONFIG
-from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.knobs import KnobSet
@@ -28,6 +27,7 @@ from engine.model.cuda import CudaBackend
 from engine.model.cuda_arena import TreePaths
 from engine.model.cuda_graphs import CudaGraphs, CudaRecording
 from engine.model.cuda_ops import CudaOps
+from kernels.attention import prefill
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -228,13 +228,13 @@ def test_a_prompt_chunk_never_asks_for_a_plan_of_its_length(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """cuDNN, which PyTorch prefers on some GPUs, compiles one for every length that it meets."""
-    attend, allowed = functional.scaled_dot_product_attention, []
+    attend, allowed = prefill.scaled_dot_product_attention, []
 
     def noted(*operands: Any, **options: Any) -> torch.Tensor:
         allowed.append(torch.backends.cuda.cudnn_sdp_enabled())
         return attend(*operands, **options)
 
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", noted)
+    monkeypatch.setattr(prefill, "scaled_dot_product_attention", noted)
     before = torch.backends.cuda.cudnn_sdp_enabled()
     make("bf16").prefill(list(range(1, 40)))
     assert set(allowed) == {False}

@@ -24,6 +24,7 @@ from engine.model.cuda import CudaBackend
 from engine.model.cuda_bodies import body_of
 from engine.model.cuda_smoke import CAPACITY, SMOKE
 from engine.model.verify_graph import GraphKey
+from kernels.attention import prefill
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -37,14 +38,17 @@ PASSES = (
 )  # fmt: skip
 
 
+def lower_right(rows: int, length: int) -> Tensor:
+    return torch.ones(rows, length, dtype=torch.bool, device=ELSEWHERE).tril(length - rows)
+
+
 class Moved:
     """Replaces every tensor that an object of the backend holds, however deep, by one of the other device."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
-        self._met: dict[
-            int, tuple[Any, Any]
-        ] = {}  # the old ones are kept, so that no id comes again
+        # The old ones are kept, so that no id comes again.
+        self._met: dict[int, tuple[Any, Any]] = {}
 
     def __call__(self, value: Any) -> Any:
         if id(value) in self._met:
@@ -69,7 +73,11 @@ class Moved:
 
 @pytest.mark.parametrize("skinny", ["1", "0"])
 @pytest.mark.parametrize("weight_format", FORMATS)
-def test_no_pass_meets_a_tensor_of_the_host(weight_format: str, skinny: str) -> None:
+def test_no_pass_meets_a_tensor_of_the_host(
+    monkeypatch: pytest.MonkeyPatch, weight_format: str, skinny: str
+) -> None:
+    # PyTorch's own mask is made where no tensor may be one of its kinds.
+    monkeypatch.setattr(prefill, "causal_lower_right", lower_right)
     library: Any = SimpleNamespace(
         device=torch.device("cpu"), function=lambda *names: names, launch=lambda *_, **__: None
     )
