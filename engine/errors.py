@@ -71,3 +71,8 @@ class Cancelled(RondoError):
 
     def __init__(self, cause: str = "Cancelled.", *, kept: str = "", next_step: str = "") -> None:
         super().__init__(cause, kept=kept, next_step=next_step)
+
+
+def reason_of(error: Exception) -> str:
+    """Why in words: the system's sentence of an OSError, without its number and its path."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -35,7 +35,7 @@ from engine.cli import (
     print_json,
     setting,
 )
-from engine.errors import UsageError
+from engine.errors import UsageError, reason_of
 from engine.measure.workloads import check_request
 from engine.numbers import grouped
 
@@ -211,7 +211,7 @@ def _text(name: str) -> str:
     try:
         return Path(name).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{name}: cannot read the reference text: {error}.") from error
+        raise UsageError(f"{name}: cannot read the reference text: {reason_of(error)}.") from error
 
 
 def _files(csv: str | None) -> dict[str, Path]:

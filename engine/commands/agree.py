@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.cli import GATE, OK, add_model_options, open_model, print_json
-from engine.errors import UsageError
+from engine.errors import UsageError, reason_of
 from engine.numbers import grouped
 from engine.paths import prompts_file
 
@@ -87,7 +87,7 @@ def _read(path: Path) -> list[str]:
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot read the prompts: {error}.") from error
+        raise UsageError(f"{path}: cannot read the prompts: {reason_of(error)}.") from error
     return [line for line in lines if line.strip() and not line.startswith("#")]
 
 

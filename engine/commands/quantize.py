@@ -12,7 +12,7 @@ from pathlib import Path
 
 from engine.api import LoadProgress
 from engine.cli import OK, print_json
-from engine.errors import UsageError
+from engine.errors import UsageError, reason_of
 from engine.numbers import byte_size, grouped
 from engine.paths import corpus_files
 
@@ -109,7 +109,7 @@ def _texts(path: str | None) -> list[str]:
     try:
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot read the text: {error}.") from error
+        raise UsageError(f"{path}: cannot read the text: {reason_of(error)}.") from error
     paragraphs = [part for part in re.split(r"\n\s*\n", text) if part.strip()]
     if not paragraphs:
         raise UsageError(f"{path} holds no text.", next_step="Give a file with some paragraphs.")

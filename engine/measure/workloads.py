@@ -15,7 +15,7 @@ from engine.api_compare import (
     WORKLOADS,
     CompareRequest,
 )
-from engine.errors import RondoError, UsageError
+from engine.errors import RondoError, UsageError, reason_of
 from engine.paths import workloads_file
 
 CLASSES = ("in-domain", "copy", "edit", "out-of-domain")
@@ -106,7 +106,7 @@ def read_classed(path: Path) -> list[tuple[str, str]]:
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise RondoError(f"{path}: cannot read the prompts: {error}.") from error
+        raise RondoError(f"{path}: cannot read the prompts: {reason_of(error)}.") from error
     parts = (line.partition("\t") for line in lines if not line.startswith("#"))
     return [(name, prompt) for name, tab, prompt in parts if tab]
 

@@ -206,7 +206,10 @@ def test_a_run_without_a_pair_prints_its_reason_and_no_table(
         (["--pairs", "5"], "5 pairs"),
         (["--tokens", "4"], "4 tokens"),
         (["--workload", "copy"], "A prompt and a workload"),
-        (["--reference", "/no/such/file"], "cannot read the reference"),
+        (
+            ["--reference", "/no/such/file"],
+            "cannot read the reference text: No such file or directory.",
+        ),
         (["--candidate", "QWEN38_NO_SUCH=1"], "QWEN38_NO_SUCH"),
         (["--candidate", "QWEN38_VERIFY_GRAPH=1"], "what the base is already"),
     ],
