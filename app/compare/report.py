@@ -7,6 +7,7 @@ from PySide6.QtCore import Qt, Slot
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QHBoxLayout, QPushButton, QTabWidget, QVBoxLayout, QWidget
 
+from app.chat.readout import NBSP
 from app.compare import text
 from app.compare.plot import PairPlot
 from app.compare.table import TextTable, table_view
@@ -107,7 +108,7 @@ class ReportView(QWidget):
             self.more: text.resolvable(report),
         }
         for label, words in said.items():
-            label.setText(words)
+            label.setText(words.replace(" %", f"{NBSP}%"))  # no line begins with the sign
             label.setVisible(bool(words))
         self.plot.set_pairs(report.pairs, planned=max(report.planned_pairs, 1))
         self.plot.setVisible(bool(report.pairs))

@@ -62,6 +62,8 @@ def test_an_ab_is_measured_and_answered_in_words(comparing) -> None:
     page = run(one)
     assert page.view.headline.text().startswith("▲  B is faster by ")
     assert page.view.report.n_pairs == 6
+    assert " %" in page.view.report.reason
+    assert page.view.reason.text() == page.view.report.reason.replace(" %", "\u00a0%")
     assert page.view.tokens.text().startswith("✓")
     page.view.copy_text()
     copied = QGuiApplication.clipboard().text()
