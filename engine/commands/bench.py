@@ -170,6 +170,11 @@ def _add_prices_and_policies(parser: argparse.ArgumentParser) -> None:
         help="prices: where they are written (default: where the router looks for them)",
     )
     parser.add_argument(
+        "--write-rates",
+        metavar="FILE",
+        help="policies: write how often looked-up lines went on, as QWEN38_STAIR_RHO takes it (default: not)",
+    )
+    parser.add_argument(
         "--accept",
         metavar="LIST",
         help="policies on --shape: each drafted token is right with this probability, as in 0.5,0.8 "
@@ -188,6 +193,11 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     """Measure, print, then write the files that were asked for."""
     if arguments.seed < 0:
         raise UsageError(f"--seed {arguments.seed} is negative.", next_step="Use 0 or more.")
+    if arguments.write_rates and (arguments.suite != "policies" or arguments.accept):
+        raise UsageError(
+            "--write-rates is for policies on a model alone.",
+            next_step="Add --suite policies, and leave --accept out.",
+        )
     if arguments.suite == "plan":
         from engine.commands.bench_plan import run_plan_suite
 

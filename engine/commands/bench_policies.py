@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
+from pathlib import Path
 
 from engine.api import Message
 from engine.cli import GATE, OK, print_json
@@ -13,6 +14,8 @@ from engine.commands.bench_backends import factory_on
 from engine.commands.shared import numbers, switches_of, tell, threads_of
 from engine.errors import UsageError
 from engine.knobs import KnobSet
+from engine.measure.export_csv import require_new, write_json
+from engine.measure.machine import code_record
 from engine.measure.policies import (
     PLAIN,
     ROUTER,
@@ -29,17 +32,18 @@ from engine.measure.policies_forced import (
 )
 from engine.measure.price_store import live_prices
 from engine.model.backend import MAX_DRAFT, Backend
+from engine.moment import iso_utc
 from engine.numbers import grouped
 from engine.paths import demo_model
 from engine.spec.block import NARROW, WIDE
-from engine.spec.choose_drafter import block_drafter
+from engine.spec.choose_drafter import block_drafter, lookup_drafter
 from engine.spec.drafter import Drafter
-from engine.spec.lookup import LookupDrafter
-from engine.spec.lookup_memory import Memory
+from engine.spec.lookup_memory import Memory, lookup_rate, open_memory
 from engine.spec.lookup_rate import LookupRate
 from engine.spec.mtp import MtpChain
 from engine.spec.staircut_build import build_staircut
 
+_ROOT = Path(__file__).parents[2]
 _CAPACITY = 2048  # positions; the prompts and their answers are short
 
 
@@ -52,7 +56,14 @@ def run_policy_suite(arguments: argparse.Namespace, cancel: threading.Event) -> 
                 "--accept sets the acceptance on a shape.", next_step="Leave --model out."
             )
         return _forced(arguments, knobs, cancel)
-    report = _model(arguments, knobs, cancel)
+    rates = arguments.write_rates
+    if rates:
+        require_new(rates)
+    rate = lookup_rate(knobs)
+    report = _model(arguments, knobs, rate, cancel)
+    if rates:
+        write_json(rates, {"_about": _about(arguments), **rate.counts()})
+        tell(f"wrote {rates}; QWEN38_STAIR_RHO={rates} starts from these rates")
     if arguments.json:
         print_json(report.to_json())
     else:
@@ -60,7 +71,9 @@ def run_policy_suite(arguments: argparse.Namespace, cancel: threading.Event) -> 
     return OK if report.tokens_identical else GATE
 
 
-def _model(arguments: argparse.Namespace, knobs: KnobSet, cancel: threading.Event) -> PolicyReport:
+def _model(
+    arguments: argparse.Namespace, knobs: KnobSet, rate: LookupRate, cancel: threading.Event
+) -> PolicyReport:
     from engine.load.checkpoint import read_checkpoint
     from engine.model.choose import open_backend
 
@@ -69,9 +82,10 @@ def _model(arguments: argparse.Namespace, knobs: KnobSet, cancel: threading.Even
             "Synthetic weights write no text to compare policies on.",
             next_step="Name a model with --model, or an acceptance with --accept.",
         )
-    checkpoint = read_checkpoint(
-        arguments.model or demo_model(), context_tokens=_CAPACITY, cancel=cancel
-    )
+    folder = Path(arguments.model or demo_model())
+    checkpoint = read_checkpoint(folder, context_tokens=_CAPACITY, cancel=cancel)
+    vocab = checkpoint.config.vocab_size
+    memory = open_memory(knobs, model=folder, vocab_size=vocab, remember=False)
     opened = open_backend(
         checkpoint,
         capacity=min(_CAPACITY, checkpoint.config.context_tokens),
@@ -89,7 +103,7 @@ def _model(arguments: argparse.Namespace, knobs: KnobSet, cancel: threading.Even
         _require_room(opened.backend, prompts, arguments.tokens)
         return run_policies(
             opened.backend,
-            _policies(opened.backend, knobs),
+            _policies(opened.backend, knobs, memory, rate),
             prompts,
             stop_ids=frozenset(checkpoint.stop_ids),
             tokens=arguments.tokens,
@@ -112,26 +126,36 @@ def _require_room(backend: Backend, prompts: list[Prompt], tokens: int) -> None:
         )
 
 
-def _policies(backend: Backend, knobs: KnobSet) -> dict[str, Drafter | None]:
-    """Every fixed policy that the model has the drafters for, and the router over all of them."""
+def _policies(
+    backend: Backend, knobs: KnobSet, memory: Memory, rate: LookupRate
+) -> dict[str, Drafter | None]:
+    """Every fixed policy that the model has the drafters for, and the router over all of them, with `rate`."""
     policies: dict[str, Drafter | None] = {PLAIN: None}
     if backend.config.mtp_layers:
         policies |= {f"mtp {depth}": MtpChain(backend, depth) for depth in range(1, MAX_DRAFT + 1)}
-    policies["lookup"] = LookupDrafter(rate=LookupRate())
-    memory = Memory()
+    policies["lookup"] = lookup_drafter(knobs, memory, lookup_rate(knobs))
     for width in (NARROW, WIDE):
         if block := block_drafter(knobs, backend, memory, width=width):
             policies[f"block {width}"] = block
-    rate = LookupRate()
     policies[ROUTER] = build_staircut(
         backend,
         live_prices(backend, knobs.path("STAIR_TABLES")),
-        lookup=LookupDrafter(rate=rate),
+        lookup=lookup_drafter(knobs, memory, rate),
         rate=rate,
         mtp_branches=knobs.number("MTP_TREE"),
         block=block_drafter(knobs, backend, memory),
     )
     return policies
+
+
+def _about(arguments: argparse.Namespace) -> dict[str, object]:
+    return {
+        "model": Path(arguments.model or demo_model()).name,
+        "commit": code_record(_ROOT)["git_commit"],
+        "date": iso_utc(),
+        "tokens": arguments.tokens,
+        "turns": arguments.turns,
+    }
 
 
 def forced_request(arguments: argparse.Namespace) -> ForcedRequest:

@@ -13,6 +13,7 @@ from engine.spec.drafter import Drafter
 from engine.spec.lookup import LookupDrafter, LookupOptions
 from engine.spec.lookup_first import LookupFirst
 from engine.spec.lookup_memory import Memory
+from engine.spec.lookup_rate import LookupRate
 from engine.spec.mtp import MtpChain, MtpTree
 from engine.spec.staircut import StairCut
 from engine.spec.staircut_build import build_staircut
@@ -117,7 +118,10 @@ def _mtp(knobs: KnobSet, backend: Backend) -> Drafter | None:
 
 
 def _lookup(knobs: KnobSet, memory: Memory) -> LookupDrafter | None:
-    if not knobs.flag("LOOKUP"):
-        return None
+    return lookup_drafter(knobs, memory, memory.rate) if knobs.flag("LOOKUP") else None
+
+
+def lookup_drafter(knobs: KnobSet, memory: Memory, rate: LookupRate) -> LookupDrafter:
+    """The lookup drafter over the stores of `memory`, whether or not it is switched on."""
     options = LookupOptions(deep=knobs.number("DEEP"), deep_after=knobs.number("DEEP_AFTER"))
-    return LookupDrafter(options, stores=memory.stores, rate=memory.rate, counts=memory.counts)
+    return LookupDrafter(options, stores=memory.stores, rate=rate, counts=memory.counts)

@@ -57,7 +57,6 @@ def open_memory(
     """
     corpus = knobs.path("CORPUS")
     named = parse_store(knobs.text("SUFFIX_STORE")) if remember else None
-    prior = knobs.path("STAIR_RHO")
     stores: dict[str, Continuations] = {}
     suffix_store = None
     if corpus or named:
@@ -75,7 +74,13 @@ def open_memory(
                 options=StoreOptions(read_only=read_only),
                 on_trouble=on_trouble,
             )
-    return Memory(stores, suffix_store, LookupRate.read(prior) if prior else LookupRate())
+    return Memory(stores, suffix_store, lookup_rate(knobs))
+
+
+def lookup_rate(knobs: KnobSet) -> LookupRate:
+    """New rates on top of the prior that QWEN38_STAIR_RHO names, if any; UsageError for one that is none."""
+    prior = knobs.path("STAIR_RHO")
+    return LookupRate.read(prior) if prior else LookupRate()
 
 
 def parse_store(value: str) -> tuple[Path, bool] | None:

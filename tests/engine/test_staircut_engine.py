@@ -341,6 +341,25 @@ def test_the_command_refuses_what_it_cannot_compare(capsys: pytest.CaptureFixtur
     assert "--accept 0.5,0.65,0.8" in capsys.readouterr().err
 
 
+def test_the_command_writes_the_rates_that_the_switch_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    options = "bench --suite policies --tokens 24 --turns 1 --threads 1 --json"
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    assert main([*options.split(), "--write-rates", str(first)]) == 0
+    learned = json.loads(first.read_text())
+    assert learned.pop("_about")["model"] == "demo-model"
+    assert sum(sum(counts) for counts in learned.values()) > 0
+    prior = ["--knob", f"QWEN38_STAIR_RHO={first}"]
+    assert main([*options.split(), *prior, "--write-rates", str(second)]) == 0
+    capsys.readouterr()
+    assert main([*options.split(), "--write-rates", str(second)]) == 1
+    assert "exists already" in capsys.readouterr().out
+    for wrong in (["--suite", "decode"], ["--suite", "policies", "--accept", "0.5"]):
+        assert main(["bench", *wrong, "--write-rates", str(tmp_path / "none.json")]) == 2
+    assert not (tmp_path / "none.json").exists()
+
+
 def test_the_command_follows_a_text_on_a_shape(capsys: pytest.CaptureFixture) -> None:
     options = "bench --suite policies --shape demo:4 --vocab 64 --accept 0.6 --rows 1,2 --tokens 4"
     fast = [
