@@ -160,7 +160,7 @@ _ROUND: tuple[Knob, ...] = (
     ),
     Knob(
         "STAIR_RHO", "path", "",
-        "How likely a looked-up line goes on, a JSON file of bench --write-rates; empty starts from a flat prior.",
+        "How likely a looked-up line goes on: a file of bench --write-rates; empty starts from a flat prior.",
         "proposes-only", "reload", "routed rounds", "router",
         backends=_ALL,
     ),
