@@ -308,7 +308,7 @@ class Engine(EngineCompares):
         finished = time.perf_counter()
         stream.finish()
         if finish != "cancelled":
-            self._memory.finish(ids, stream.ids)
+            self._memory.finish(stream.ids)
         return tally.generation(
             stream,
             prompt_tokens=len(ids),

@@ -36,10 +36,10 @@ class Memory:
         if self.suffix_store is not None:
             self.suffix_store.in_use = remember
 
-    def finish(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
+    def finish(self, answer: Sequence[int]) -> None:
         """The request ended: its answer goes to the suffix store, where there is one that it may use."""
         if self.suffix_store is not None:
-            self.suffix_store.finish(prompt, answer)
+            self.suffix_store.finish(answer)
 
 
 def open_memory(

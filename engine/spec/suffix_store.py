@@ -47,13 +47,12 @@ _END = np.array([SEPARATOR], _TOKEN).tobytes()
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """read_only: search, never write. prompts: keep the prompts too, not the answers alone.
+    """read_only: search, never write.
 
     most_tokens: beyond it the oldest half is dropped. rebuild_tokens: so many new tokens are sorted in again.
     """
 
     read_only: bool = False
-    prompts: bool = False
     most_tokens: int = 48_000_000
     rebuild_tokens: int = 100_000
 
@@ -110,16 +109,12 @@ class SuffixStore:
         index = self._index
         return index.continuations(gram, length) if index and self.in_use else []
 
-    def finish(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """Append a finished answer as a document, and its prompt as another where the options say so.
-
-        Of a document longer than a quarter of the store the end is kept.
-        """
+    def finish(self, answer: Sequence[int]) -> None:
+        """Append a finished answer as a document; of one longer than a quarter of the store the end is kept."""
         if not (self._writes and self.in_use):
             return
         most = self._options.most_tokens // 4 - 1
-        documents = [prompt, answer] if self._options.prompts else [answer]
-        added = joined([document[-most:] for document in documents])
+        added = joined([answer[-most:]])
         if not len(added):
             return
         try:

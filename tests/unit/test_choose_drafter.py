@@ -160,7 +160,7 @@ def test_a_corpus_and_a_store_vote_and_are_counted_by_name(model: Path, tmp_path
     build_corpus(tmp_path / "corpus", [[*gram, 20, 21]], tokenizer_sha256=sha)
     store = str(tmp_path / "store")
     names = {"CORPUS": str(tmp_path / "corpus"), "SUFFIX_STORE": store}
-    remembered(model, **names).finish([1], [*gram, 30])
+    remembered(model, **names).finish([*gram, 30])
     memory = remembered(model, **{**names, "SUFFIX_STORE": store + ":ro"})  # sorted when opened
     assert memory.suffix_store is not None
     memory.suffix_store.wait()
@@ -176,7 +176,7 @@ def test_a_corpus_and_a_store_vote_and_are_counted_by_name(model: Path, tmp_path
         "tokens drafted from the corpus": 3,
         "tokens drafted from the store": 3,
     }
-    memory.finish([1], [7, 8, 9])
+    memory.finish([7, 8, 9])
     assert (tmp_path / "store" / "tokens.bin").stat().st_size == 4 * 10
 
 
@@ -184,7 +184,7 @@ def test_measurements_leave_the_store_out(model: Path, tmp_path: Path) -> None:
     memory = remembered(model, remember=False, SUFFIX_STORE=str(tmp_path / "store"))
     assert memory.suffix_store is None
     assert memory.stores == {}
-    memory.finish([1], [2, 3])
+    memory.finish([2, 3])
     assert not (tmp_path / "store").exists()
 
 

@@ -57,7 +57,7 @@ def opened() -> Iterator[Opened]:
 
 def finish(store: SuffixStore, *answers: list[int]) -> None:
     for answer in answers:
-        store.finish([], answer)
+        store.finish(answer)
         store.wait()
 
 
@@ -85,19 +85,12 @@ def test_an_answer_is_found_at_once_and_after_opening_again(tmp_path: Path, open
     assert opened.troubles == []
 
 
-def test_prompts_are_kept_only_where_asked(tmp_path: Path, opened: Opened) -> None:
-    opened(tmp_path / "answers").finish([1, 2], [3])
-    opened(tmp_path / "all", StoreOptions(prompts=True)).finish([1, 2], [3])
-    assert on_disk(tmp_path / "answers") == [3, END]
-    assert on_disk(tmp_path / "all") == [1, 2, END, 3, END]
-
-
 def test_a_store_that_is_not_in_use_neither_finds_nor_keeps(tmp_path: Path, opened: Opened) -> None:
     store = opened(tmp_path / "s")
     finish(store, [1, 2, 3])
     memory = Memory(suffix_store=store)
     memory.begin(remember=False)
-    memory.finish([], [1, 2, 4])
+    memory.finish([1, 2, 4])
     assert store.continuations([1, 2], 9) == []
     memory.begin(remember=True)
     assert store.continuations([1, 2], 9) == [(3,)]
@@ -185,7 +178,7 @@ store = SuffixStore(sys.argv[1], tokenizer_sha256=sys.argv[3], vocab_size=1000,
                     options=StoreOptions(rebuild_tokens=100, most_tokens=int(sys.argv[4])),
                     on_trouble=troubles.append)
 for each in range(150):
-    store.finish([], [first, *range(each, each + 1 + each % 7)])
+    store.finish([first, *range(each, each + 1 + each % 7)])
 store.wait()
 sys.exit(bool(troubles))
 """
@@ -267,7 +260,7 @@ def test_another_process_that_holds_the_lock_costs_the_answer_nothing(
     monkeypatch.setattr("engine.spec.suffix_store._LOCK_WAIT_S", 0.02)
     store = opened(tmp_path / "s")
     with suffix_files.locked(tmp_path / "s" / "lock", 1.0):
-        store.finish([], [1, 2])
+        store.finish([1, 2])
     assert len(opened.troubles) == 1
     finish(store, [3, 4])
     assert on_disk(tmp_path / "s") == [3, 4, END]

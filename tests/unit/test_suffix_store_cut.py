@@ -17,7 +17,7 @@ def test_a_file_that_is_cut_while_a_reader_maps_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = SuffixStore(tmp_path / "s", tokenizer_sha256=SHA, vocab_size=100)
-    writer.finish([], [1, 2])
+    writer.finish([1, 2])
     writer.wait()
 
     def cut(*_: object, **__: object) -> np.ndarray:
