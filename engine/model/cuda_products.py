@@ -33,7 +33,7 @@ class Products:
         self.paths: Counter[str] = Counter()
         self.mark: Mark = lambda name, bytes_read, flops: None
         self._most_expanded = 0  # elements of the largest weight that may be expanded
-        self._expanded: Tensor | None = None  # bf16, so many of them, from the first use on
+        self._expanded: dict[int, Tensor] = {}  # bf16, by how many they hold, from the first use on
         self._narrow_sums: Tensor | None = None
 
     def reserve(
@@ -49,7 +49,7 @@ class Products:
         four_bit = [p.outputs * p.inputs for p in products if isinstance(p.weight, DeviceNvfp4)]
         rows = [p.outputs for p in products if isinstance(p.weight, DeviceRows)]
         self._most_expanded = max(self._most_expanded, *four_bit, 0)
-        self._expanded = None
+        self._expanded = {}
         held = 0 if self._narrow_sums is None else self._narrow_sums.shape[1]
         self._narrow_sums = torch.empty(VERIFY_ROWS, max(held, *rows, 0), device=device)
 
@@ -107,11 +107,13 @@ class Products:
         if self.library is None:
             exact = dequantise_nvfp4(weight.codes, weight.scales, 1.0).to(torch.bfloat16)
         else:
-            if self._expanded is None:
-                # Once for good: captured graphs hold its address, and a pass runs before it is captured.
-                shape = (self._most_expanded,)
-                self._expanded = torch.empty(shape, dtype=torch.bfloat16, device=x.device)
-            exact = self._expanded[: product.outputs * product.inputs].view(product.outputs, -1)
+            # Once for good: captured graphs hold its address, and a pass runs before it is captured. A head,
+            # many times as large as the others, has one of its own.
+            elements = product.outputs * product.inputs
+            held = max(elements, self._most_expanded)
+            if held not in self._expanded:
+                self._expanded[held] = torch.empty(held, dtype=torch.bfloat16, device=x.device)
+            exact = self._expanded[held][:elements].view(product.outputs, -1)
             expand(self.library, weight, exact)
         return plain.sums(x, exact) * weight.scale_2
 

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -222,6 +223,30 @@ def test_no_pass_of_a_block_drafter_does(
     backend.reset(speculate=True)
     backend.prefill([3, 1, 4, 1, 5])
     assert len(backend.draft_block(9, 8).tokens) == 7
+
+
+def test_a_four_bit_head_larger_than_every_layer_expands_too() -> None:
+    config = replace(CONFIG, hidden_size=128, vocab_size=1024, mtp_layers=0)
+    weights = synthetic_weights(config, "nvfp4", seed=5)
+    head = synthetic_weights(replace(config, intermediate_size=1024), "nvfp4", seed=5).layers[0].up
+    expanded: list[int] = []
+    library: Any = SimpleNamespace(
+        device=torch.device("cpu"),
+        function=lambda source, entry: entry,
+        launch=lambda entry, **_: expanded.append(entry) if "expand" in entry else None,
+    )
+    backend = CudaBackend(
+        config,
+        replace(weights, head=head),
+        capacity=64,
+        knobs=KnobSet.resolve(environ={}, changes={"QWEN38_FUSED_HEAD": "0"}),
+        device="cpu",
+        library=library,
+        make_ops=PlainOps,
+    )
+    backend.prefill([3])
+    assert backend.verify([4]).logits.shape == (1, 1024)
+    assert len(expanded) == 2
 
 
 def test_a_prompt_chunk_never_asks_for_a_plan_of_its_length(
