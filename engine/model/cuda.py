@@ -30,7 +30,7 @@ from engine.model.cuda_block import CudaBlock, check_block
 from engine.model.cuda_bodies import body_of
 from engine.model.cuda_forward import CudaForward, keep_nothing, products_of
 from engine.model.cuda_graphs import Body, CudaGraphs, CudaRecording
-from engine.model.cuda_memory import give_back_memory
+from engine.model.cuda_memory import give_back_memory, wait_until_idle
 from engine.model.cuda_mtp import CudaMtp
 from engine.model.cuda_ops import CudaOps
 from engine.model.cuda_state import committed_state
@@ -278,7 +278,7 @@ class CudaBackend:
 
     def close(self) -> None:
         if self._captures:
-            torch.cuda.synchronize(self.device)
+            wait_until_idle(self.device)
         self._graphs.clear()
         for name in _HELD:  # whoever still refers to this backend holds none of its memory
             self.__dict__.pop(name, None)

@@ -23,3 +23,9 @@ def give_back_memory() -> None:
     # A device whose context is broken gives nothing back, which is no reason not to open a model without it.
     with CAPTURE_LOCK, contextlib.suppress(RuntimeError):
         torch.cuda.empty_cache()
+
+
+def wait_until_idle(device: torch.device) -> None:
+    """Wait for the work that a GPU was given; where its context is broken there is none to wait for."""
+    with contextlib.suppress(RuntimeError):
+        torch.cuda.synchronize(device)

@@ -229,7 +229,7 @@ def test_a_four_bit_head_larger_than_every_layer_expands_too() -> None:
     config = replace(CONFIG, hidden_size=128, vocab_size=1024, mtp_layers=0)
     weights = synthetic_weights(config, "nvfp4", seed=5)
     head = synthetic_weights(replace(config, intermediate_size=1024), "nvfp4", seed=5).layers[0].up
-    expanded: list[int] = []
+    expanded: list[str] = []
     library: Any = SimpleNamespace(
         device=torch.device("cpu"),
         function=lambda source, entry: entry,
@@ -257,6 +257,8 @@ def test_a_prompt_chunk_never_asks_for_a_plan_of_its_length(
 
     def noted(*operands: Any, **options: Any) -> torch.Tensor:
         allowed.append(torch.backends.cuda.cudnn_sdp_enabled())
+        # PyTorch makes a bias of causal attention as a tensor of its size, on the host.
+        assert options["attn_mask"].untyped_storage().nbytes() <= 8
         return attend(*operands, **options)
 
     monkeypatch.setattr(prefill, "scaled_dot_product_attention", noted)
@@ -290,3 +292,18 @@ def test_a_closed_backend_holds_no_buffer(loaded: Loaded, tmp_path: Path) -> Non
     backend.close()
     gc.collect()
     assert [each() for each in held] == [None, None, None]
+
+
+def test_a_backend_whose_gpu_is_broken_still_lets_its_buffers_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(device: torch.device) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", broken)
+    backend = make("bf16")
+    backend._captures = True
+    held = weakref.ref(backend._arena.delta.states)
+    backend.close()
+    gc.collect()
+    assert held() is None
