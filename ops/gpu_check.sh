@@ -23,11 +23,15 @@ case ${1:-} in
   --sweep) SWEEP=--sweep ;;
   *) sed -n '3,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
 esac
-mkdir -p "$OUT" || exit 1
-cd "$ROOT" || exit 1
-: >"$OUT/stages.tsv"
 
 say() { printf 'gpu_check: %s\n' "$*" >&2; }
+PYTHON=$(type -P "$PYTHON" || { say "there is no Python called $PYTHON; set PYTHON to one with PyTorch"; exit 1; }) || exit 1
+# Both are meant from where the caller stands.
+case $PYTHON in /*) ;; *) PYTHON=$PWD/$PYTHON ;; esac
+mkdir -p "$OUT" && OUT=$(cd "$OUT" && pwd -P) || exit 1
+cd "$ROOT" || exit 1
+: >"$OUT/stages.tsv" || exit 1
+
 record() { printf '%s\t%s\t%s\t%s\n' "$@" >>"$OUT/stages.tsv"; }
 
 # stage NAME LIMIT_S COMMAND...: standard output to NAME.json, the rest to NAME.log. Exit code 2 means that the
@@ -93,7 +97,8 @@ if torch.cuda.is_available():
                      "multiprocessors": own.multi_processor_count, "memory_bytes": own.total_memory}
 print(json.dumps(values, indent=1))
 if not torch.cuda.is_available():
-    print("PyTorch sees no GPU", file=sys.stderr)
+    why = "PyTorch sees no GPU" if torch.version.cuda else f"PyTorch {torch.__version__} is made without CUDA"
+    print(why, file=sys.stderr)
     sys.exit(1)
 PYTHON
 }

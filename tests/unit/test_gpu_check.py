@@ -72,6 +72,38 @@ def run(tmp_path: Path, **environ: str) -> tuple[int, dict[str, list[str]], str]
     return done.returncode, {row[0]: [row[1], row[3]] for row in rows}, done.stdout
 
 
+def test_a_folder_and_a_python_are_meant_from_where_the_caller_stands(tmp_path: Path) -> None:
+    run(tmp_path, NO_GPU="1")
+    done = subprocess.run(
+        ["bash", str(SCRIPT)],
+        env=os.environ
+        | {"PYTHON": "./python", "REAL": sys.executable, "OUT": "here/out", "NO_GPU": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert (tmp_path / "here" / "out" / "stages.tsv").read_text().endswith("sees no GPU\n")
+    assert "No such file" not in done.stderr
+
+
+def test_a_python_that_is_none_is_named(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", str(SCRIPT)],
+        env=os.environ | {"PYTHON": "/gone/python", "OUT": str(tmp_path / "out")},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == [
+        "gpu_check: there is no Python called /gone/python; set PYTHON to one with PyTorch"
+    ]
+
+
 def test_every_stage_says_how_it_went(tmp_path: Path) -> None:
     code, stages, printed = run(tmp_path)
     assert code == 1
