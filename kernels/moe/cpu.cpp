@@ -59,7 +59,7 @@ struct rondo_moe_combine_args {
 
 namespace {
 
-constexpr int kMostExperts = 1024, kMostChosen = 64;  // MOST_* of native.py
+constexpr int kMostExperts = 1024, kMostChosen = 64;  // MOST_* of plan.py
 constexpr int kStrip = 512;
 
 RONDO_INLINE float logit(const rondo_moe_route_args* a, int64_t at) {

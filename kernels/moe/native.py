@@ -12,23 +12,21 @@ runs. R rows, E experts, k of them chosen by a row, H hidden, I inner width of a
     moe_down(tape, down, plan, x=hidden, out=y, rows=R)
     moe_combine(tape, plan, y=y, shared=shared, shared_gate=gate, out=out, rows=R)
 
-The (row, slot) pairs of a pass are sorted by expert, rows ascending inside an expert; their places in that order
-are the rows of `hidden` and `y`, so an expert's rows lie together and a distinct expert is read once. The bits of
-an expert's product are those of `linear` with its weight, whatever else is in the pass.
+The (row, slot) pairs of a pass are sorted by expert, rows ascending inside an expert; their places in that
+order are the rows of `hidden` and `y`, so an expert's rows lie together and a distinct expert is read once. The
+bits of an expert's product are those of `linear` with its weight, whatever else is in the pass.
 """
 
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kernels.cpu.blocking import DEFAULT, Blocking
-from kernels.cpu.buffers import aligned_zeros, require, require_rows
+from kernels.cpu.buffers import require, require_rows
 from kernels.cpu.product import (
-    MAX_ROWS,
     PRIVATE_ROWS,
     LinearArgs,
     activation_bytes,
@@ -36,6 +34,7 @@ from kernels.cpu.product import (
     pack_step,
 )
 from kernels.moe.pack import PackedExperts, pack_experts
+from kernels.moe.plan import MoePlan, expected_distinct
 from kernels.tape import Tape
 
 __all__ = [
@@ -48,7 +47,6 @@ __all__ = [
     "moe_route",
     "pack_experts",
 ]
-MOST_EXPERTS, MOST_CHOSEN = 1024, 64
 
 
 class _RouteArgs(ctypes.Structure):
@@ -115,75 +113,6 @@ class _CombineArgs(ctypes.Structure):
         ("top_k", ctypes.c_int32),
         ("reserved", ctypes.c_int32),
     ]
-
-
-@dataclass(frozen=True)
-class MoePlan:
-    """What `moe_route` decides and the other steps read; one serves all layers of a tape in turn.
-
-    Attributes:
-        rows, experts, top_k: most rows of a pass, E and k.
-        chosen: int32 [rows, k], a row's experts, best first; weights: bf16 [rows, k] beside them.
-        distinct: int32 [1], how many distinct experts the latest pass has; listed: int32, these experts
-            ascending; first: int32, the first place of each and the end of the last.
-        row_of: int32 [rows * k], the row of each place.
-        place: int32 [rows, k], a row's places ascending; place_weight: bf16 [rows, k] beside them.
-    """
-
-    rows: int
-    experts: int
-    top_k: int
-    chosen: Tensor
-    weights: Tensor
-    distinct: Tensor
-    listed: Tensor
-    first: Tensor
-    row_of: Tensor
-    place: Tensor
-    place_weight: Tensor
-
-    @classmethod
-    def empty(cls, *, rows: int, experts: int, top_k: int) -> MoePlan:
-        """Room for passes of up to `rows` rows.
-
-        Raises:
-            ValueError: rows outside 1..65536, experts outside 1..1024, top_k outside 1..min(experts, 64).
-        """
-        limits = (
-            ("rows", rows, MAX_ROWS),
-            ("experts", experts, MOST_EXPERTS),
-            ("top_k", top_k, min(experts, MOST_CHOSEN)),
-        )
-        for name, value, most in limits:
-            if not 1 <= value <= most:
-                raise ValueError(f"{name} must lie in 1..{most}, got {value}")
-        most = min(experts, rows * top_k)
-
-        def numbers(*shape: int) -> Tensor:
-            return aligned_zeros(shape, torch.int32)
-
-        return cls(
-            rows,
-            experts,
-            top_k,
-            chosen=numbers(rows, top_k),
-            weights=aligned_zeros((rows, top_k), torch.bfloat16),
-            distinct=numbers(1),
-            listed=numbers(most),
-            first=numbers(most + 1),
-            row_of=numbers(rows * top_k),
-            place=numbers(rows, top_k),
-            place_weight=aligned_zeros((rows, top_k), torch.bfloat16),
-        )
-
-    def buffer(self, width: int) -> Tensor:
-        """bf16 [rows * k, width] for values by place, zeros at first; each row lies on 4 bytes."""
-        return aligned_zeros((self.rows * self.top_k, width + width % 2), torch.bfloat16)[:, :width]
-
-
-def expected_distinct(rows: int, experts: int, top_k: int) -> float:
-    """Mean number of distinct experts when every row draws `top_k` of `experts` at random."""
-    return experts * (1 - (1 - top_k / experts) ** rows)
 
 
 def moe_route(
@@ -304,7 +233,7 @@ def moe_combine(
     shared_gate: Tensor | None = None,
     name: str = "moe_combine",
 ) -> None:
-    """Record out[row] = the experts' outputs, weighted and added in bf16, ascending experts, then the shared one.
+    """Record out[row] = the weighted sum of its experts' outputs, ascending experts, plus the shared expert's.
 
     Every step rounds to bf16: weight * y, each sum from zero on, sigmoid(shared_gate), its product with the
     shared expert's output, and the last sum.

@@ -65,7 +65,7 @@ def pack_experts(count: int, pack: Callable[[int], PackedLinear]) -> PackedExper
             and up, and `lambda e: pack_nvfp4([down[e]], amx=library.has_matrix_unit)` for down.
 
     Raises:
-        ValueError: no expert, more than one output part, or an expert of another shape or format than the first.
+        ValueError: no expert, more than one output part, or an expert of another shape or format.
     """
     if count < 1:
         raise ValueError(f"a layer needs at least one expert, got {count}")
