@@ -20,7 +20,7 @@ def route(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     """
     wide = logits.float()
     shares = torch.softmax(wide, -1)
-    order = wide.argsort(-1, descending=True, stable=True)[:, :top_k]
+    order = wide.argsort(stable=True, descending=True)[:, :top_k]
     broken = shares.isnan().any(-1, keepdim=True)
     order = torch.where(broken, torch.arange(top_k), order)
     chosen = shares.gather(-1, order)
