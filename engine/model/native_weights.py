@@ -197,6 +197,7 @@ class NativeWeights:
 def unsupported_shape(config: ModelConfig) -> str:
     """Why the native kernels do not take a model of this shape; empty when they do."""
     checks = (
+        (config.experts, "mixture-of-experts layers"),
         (config.hidden_size % 16, "hidden_size must be a multiple of 16"),
         (config.head_dim % 16 or config.head_dim > 256, "head_dim a multiple of 16 up to 256"),
         (config.intermediate_size % 2, "intermediate_size must be even"),
