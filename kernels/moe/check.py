@@ -23,7 +23,15 @@ KERNEL = "moe"
 BATCHES = (*range(1, 33), 33, 70)
 # experts, chosen, hidden, inner: odd tiles, one expert a row, all experts for every row.
 SHAPES = ((8, 3, 48, 80), (16, 1, 176, 32), (5, 5, 64, 48))
-_ROUTE_SHAPES = ((1, 8, 3), (7, 8, 8), (33, 37, 5), (5, 256, 8), (3, 512, 10), (2, 1, 1))
+_ROUTE_SHAPES = (
+    (1, 8, 3),
+    (7, 8, 8),
+    (33, 37, 5),
+    (5, 256, 8),
+    (3, 512, 10),
+    (2, 1, 1),
+    (2, 1024, 64),
+)
 
 
 def run_route(library: NativeLibrary, logits: Tensor, top_k: int, *, threads: int = 1) -> MoePlan:
