@@ -23,6 +23,7 @@ from engine.model.attach_block import attach_block
 from engine.model.backend import Backend
 from engine.model.choose_cuda import open_gpu
 from engine.model.native import NativeBackend
+from engine.model.native_moe import unsupported_experts
 from engine.model.native_weights import unsupported_shape
 from engine.model.reference import ReferenceBackend, unpacked_bytes
 from engine.model.threads import choose_threads, physical_cores
@@ -164,7 +165,8 @@ def _on_processor(
     if float32 or wanted == "reference":
         dtype = torch.float32 if float32 else torch.bfloat16
         return _reference(checkpoint, capacity, threads, dtype, attach, ())
-    why_not = unsupported_shape(checkpoint.config)
+    config = checkpoint.config
+    why_not = unsupported_shape(config) or unsupported_experts(config, checkpoint.weights)
     if why_not:
         notice = f"The native kernels do not take this shape ({why_not}); PyTorch operations run."
         return _reference(checkpoint, capacity, threads, torch.bfloat16, attach, (notice,))
