@@ -44,6 +44,7 @@ struct rondo_moe_each_args {
   int64_t row_scale_step;  // numbers
   int64_t packed_step;    // bytes that a repacked row may take
   int64_t gather_bytes;   // of gathered rows at the start of a worker's scratch
+  int64_t repacks;        // whether `call` is a pack step, whose shares are blocks of rows, mostly one
 };
 
 struct rondo_moe_combine_args {
@@ -146,13 +147,6 @@ void plan(const rondo_moe_route_args* a) {
   }
 }
 
-// Asks for the first weights that this worker will read while its rows are still being repacked.
-RONDO_INLINE void fetch_first(const rondo_linear_args& l, int32_t worker, int32_t workers) {
-  const rondo_range pairs = rondo_share((int64_t(l.tiles) + 1) / 2, worker, workers);
-  const uint8_t* from = l.weight + pairs.begin * 2 * l.weight_stride;
-  for (int32_t at = 0; at < l.ahead_bytes; at += 64) __builtin_prefetch(from + at);
-}
-
 }  // namespace
 
 RONDO_OP(moe_route) {
@@ -171,11 +165,14 @@ RONDO_OP(moe_gather) {
 RONDO_OP(moe_each) {
   const rondo_linear_args& base = a->linear;
   const int64_t out_bytes = base.out_stride * (base.out_fp32 ? 4 : 2);
-  const int32_t distinct = *a->distinct;
+  const int32_t distinct = *a->distinct, pairs = (base.tiles + 1) / 2;
+  const int32_t larger = a->repacks ? 1 % workers : pairs % workers;
   for (int32_t d = 0; d < distinct; d++) {
     const int64_t expert = a->listed[d], place = a->first[d];
-    // Shares of tiles that do not divide evenly go to other workers with the next expert.
-    const int32_t share = (worker + d) % workers;
+    // The larger shares of what does not divide evenly begin with the worker after those of the expert
+    // before, so that over a pass no worker has more than one pair of tiles above another.
+    const int32_t share = int32_t((worker + int64_t(d) * (workers - larger)) % workers);
+    if (!a->repacks && share >= pairs) continue;
     rondo_linear_args l = base;
     l.weight += expert * a->weight_step;
     if (l.scale) l.scale += expert * a->scale_step;
@@ -184,7 +181,6 @@ RONDO_OP(moe_each) {
     l.out = static_cast<uint8_t*>(base.out) + place * out_bytes;
     if (base.packed) l.packed = base.packed + place * a->packed_step;
     if (base.scratch) {
-      fetch_first(l, share, workers);
       l.scratch = base.scratch + worker * base.scratch_stride + a->gather_bytes;
       l.scratch_stride = 0;  // this worker's own, whatever its share is called
     }

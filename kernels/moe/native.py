@@ -93,6 +93,7 @@ class _EachArgs(ctypes.Structure):
         ("row_scale_step", ctypes.c_int64),
         ("packed_step", ctypes.c_int64),
         ("gather_bytes", ctypes.c_int64),
+        ("repacks", ctypes.c_int64),
     ]
 
 
@@ -336,6 +337,7 @@ def _each(
             _gather(tape, plan, x, operand, memory, shape.k, places, name)
             args.linear.x, args.linear.x_stride = memory, shape.k
         packing = _EachArgs.from_buffer_copy(args)
+        packing.repacks = 1
         packing.call = pool.library.operation(pack_step(shape, pool))[0]
         tape.append(
             f"{name}.pack", "rondo_moe_each", packing, keep, bytes_read=2 * places * shape.k

@@ -101,6 +101,19 @@ def test_prompt_rows_have_the_bits_of_single_rows(library: NativeLibrary, form: 
             assert same_bits(alone.out[0], chunk.out[row])
 
 
+def test_more_workers_than_tiles_change_no_bit(fastest: NativeLibrary) -> None:
+    """Some workers have no share of an expert then, and which ones goes round with the experts."""
+    case = _layer(fastest)
+    with Pool(fastest, 1) as one, Pool(fastest, 5) as five, Pool(fastest, 11) as eleven:
+        for rows in (1, 9, 40):
+            x = inputs("gaussian", rows, 96, 2)
+            logits = router_logits("normal", rows, 12, 3)
+            wanted = run_layer(one, case, x, logits, 5).out
+            assert bool(wanted.isfinite().all())
+            for pool in (five, eleven):
+                assert same_bits(run_layer(pool, case, x, logits, 5).out, wanted)
+
+
 def test_a_broken_router_row_reaches_its_output_alone(library: NativeLibrary) -> None:
     case = _layer(library)
     x = inputs("gaussian", 6, 96, 2)
