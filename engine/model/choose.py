@@ -22,6 +22,7 @@ from engine.measure.roof import Roof, roof_of_rounds
 from engine.model.attach_block import attach_block
 from engine.model.backend import Backend
 from engine.model.choose_cuda import open_gpu
+from engine.model.config import ModelConfig
 from engine.model.native import NativeBackend
 from engine.model.native_moe import unsupported_experts
 from engine.model.native_weights import unsupported_shape
@@ -77,6 +78,7 @@ class OpenedBackend:
             roof_place=self.roof.place if self.roof else "memory",
             load_s=load_s,
             threads=threads,
+            experts=_experts(config),
             notices=(*checkpoint.notices, *self.notices),
         )
 
@@ -220,6 +222,11 @@ def _native(
             )
         undo.pop_all()
     return OpenedBackend(backend, ISA_NAMES[library.isa], notices, roof, count)
+
+
+def _experts(config: ModelConfig) -> str:
+    chosen = grouped(config.experts_per_token)
+    return f"{chosen} of {grouped(config.experts)} experts a token" if config.experts else ""
 
 
 def _pool(library: NativeLibrary, threads: int) -> Pool:
