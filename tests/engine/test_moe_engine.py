@@ -30,6 +30,7 @@ from engine.model.native import NativeBackend
 from engine.model.native_moe import unsupported_experts
 from engine.model.reference import ReferenceBackend
 from engine.spec.decode import Round
+from ops.drafter.target import Target
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -145,6 +146,11 @@ def test_experts_of_two_formats_in_a_layer_run_on_the_readable_operations(quanti
     assert "1024 experts" in unsupported_experts(replace(read.config, experts=2000), weights)
     odd = replace(read.config, expert_size=63)
     assert "even" in unsupported_experts(odd, read.weights)
+
+
+def test_a_drafter_is_trained_for_dense_models_only(quantised: Path) -> None:
+    with pytest.raises(UsageError, match="mixture-of-experts"):
+        Target.read(quantised)
 
 
 # Measuring
