@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from engine.errors import UnsupportedModelError
@@ -13,6 +13,7 @@ from engine.model.config_fields import ConfigFields, shortened
 LINEAR = "linear_attention"
 FULL = "full_attention"
 CONV_WIDTH = 4
+_EXPERTS = ("experts", "experts_per_token", "expert_size")
 
 _DENSE_TYPES = ("qwen3_5", "qwen3_5_text")
 _MOE_TYPES = ("qwen3_5_moe", "qwen3_5_moe_text")
@@ -67,6 +68,12 @@ class ModelConfig:
     experts: int = 0
     experts_per_token: int = 0
     expert_size: int = 0  # intermediate size of one routed expert
+
+    def geometry(self) -> dict[str, Any]:
+        """Every field by name, those of experts only where there are some: names files that are kept."""
+        return {
+            name: value for name, value in asdict(self).items() if value or name not in _EXPERTS
+        }
 
     @property
     def attention_width(self) -> int:

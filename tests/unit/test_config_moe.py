@@ -71,6 +71,9 @@ def test_a_dense_model_is_all_active() -> None:
     config = published(model_type="qwen3_5_text", num_experts=None, intermediate_size=6144)
     model = ModelConfig.from_dict(config | {"model_type": "qwen3_5"})
     assert (model.experts, model.experts_per_token, model.expert_size) == (0, 0, 0)
+    assert not {"experts", "experts_per_token", "expert_size"} & model.geometry().keys()
+    assert model.geometry()["layers"] == 40
+    assert ModelConfig.from_dict(published()).geometry()["experts"] == 256
     assert model.active_parameters == model.parameters
 
 
