@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -106,8 +106,8 @@ class Projection:
 
 def free(stored: StoredLinear) -> None:
     """Give back the memory of a stored linear whose packed copy took its place."""
-    for name in stored.__slots__:
-        value = getattr(stored, name)
+    for field in fields(stored):
+        value = getattr(stored, field.name)
         if isinstance(value, Tensor):
             release(value)
 
