@@ -40,6 +40,7 @@ from engine.load.weights import (
     MtpWeights,
 )
 from engine.model.config import FULL, ModelConfig
+from engine.torch_threads import one_torch_thread
 
 CONFIG_FILE = "config.json"
 _QUANT_METHODS = ("fp8", "modelopt", "compressed-tensors")
@@ -154,6 +155,7 @@ def read_checkpoint(
     with (
         allocating(f"the weights of {_model_name(found.path)}", kept=KEPT),
         TensorReader(total_bytes, on_progress, cancel) as reader,
+        one_torch_thread(config.experts > 0),
     ):
         weights = _Builder(plan, reader, keep_float32=keep_float32).model()
     notices = found.notices
