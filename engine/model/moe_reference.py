@@ -44,14 +44,14 @@ def mlp(layer: LayerWeights, x: Tensor, per_token: int, chosen: set[int] | None 
 def route(logits: Tensor, per_token: int) -> tuple[Tensor, Tensor]:
     """(weights, experts) of every row, both [T, per_token], the likeliest expert first.
 
-    Softmax in float32 over all experts, the largest chances (of equal ones the lower index), renormalised by
-    their sum and rounded to the dtype of `logits` [T, experts].
+    The largest `logits` [T, experts] (of equal ones the lower index), as the native kernels choose: chances of
+    logits that differ may be equal in float32. Their chances, by a softmax in float32 over all experts, are
+    renormalised by their sum and rounded to the dtype of the logits.
     """
-    chances = logits.softmax(-1, dtype=torch.float32)
-    ordered, experts = chances.sort(dim=-1, descending=True, stable=True)
-    best = ordered[:, :per_token]
+    experts = logits.sort(dim=-1, descending=True, stable=True).indices[:, :per_token]
+    best = logits.softmax(-1, dtype=torch.float32).gather(-1, experts)
     weights = best / best.sum(-1, keepdim=True)
-    return weights.to(logits.dtype), experts[:, :per_token]
+    return weights.to(logits.dtype), experts
 
 
 def _gated(weights: LayerWeights | ExpertWeights, x: Tensor) -> Tensor:

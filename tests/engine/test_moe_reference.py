@@ -16,6 +16,7 @@ from engine.load.weights import ExpertWeights, LayerWeights, MoeWeights, parts_o
 from engine.model.byte_model import ByteModel
 from engine.model.moe_reference import mlp, route
 from engine.model.reference import ReferenceBackend
+from kernels.moe.reference import route as kernel_route
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -80,13 +81,22 @@ def test_a_row_has_the_same_bits_in_any_pass(loaded: Loaded) -> None:
     assert torch.equal(mlp(layer, x[order], 3), whole[order])
 
 
-def test_of_equal_chances_the_lower_index_is_taken() -> None:
+def test_of_equal_logits_the_lower_index_is_taken() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, 3.0, 2.0, 2.0], [0.0] * 6], dtype=torch.bfloat16)
     weights, experts = route(logits, 3)
     assert experts.tolist() == [[1, 3, 2], [0, 1, 2]]
     chances = torch.tensor([3.0, 3.0, 2.0]).softmax(-1).bfloat16()
     assert torch.equal(weights[0], chances)
     assert torch.equal(weights[1], torch.tensor([1 / 3] * 3).bfloat16())
+
+
+def test_of_equal_chances_the_larger_logit_is_taken() -> None:
+    logits = torch.tensor([[1e-9, 3e-9, 0.0, 2e-9]], dtype=torch.bfloat16)
+    assert logits.float().softmax(-1).unique().numel() == 1
+    weights, experts = route(logits, 2)
+    assert experts.tolist() == [[1, 3]]
+    assert weights.tolist() == [[0.5, 0.5]]
+    assert torch.equal(experts.int(), kernel_route(logits, 2)[0])
 
 
 def test_all_experts_have_the_whole_softmax() -> None:
