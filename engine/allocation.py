@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Allocations that failed: Python, NumPy, PyTorch and the system say it in four ways."""
+"""Memory: allocations that failed, said in four ways by Python, NumPy, PyTorch and the system; giving back."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import re
+import sys
 from collections.abc import Callable, Iterator
 
 from engine.errors import MemoryShortError
@@ -51,3 +53,10 @@ def allocating(what: str | Callable[[], str], *, kept: str = "") -> Iterator[Non
         if short is None:
             raise
         raise short from error
+
+
+def give_back_memory() -> None:
+    """Return what the C library holds of freed memory to the system, where it knows how to."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)

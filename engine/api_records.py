@@ -153,6 +153,7 @@ class ModelCard:
     load_s: float
     roof_place: str = "memory"  # or cache, where a round's bytes fit into it
     threads: int = 0  # worker threads, the caller's included
+    experts: str = ""  # "8 of 256 experts a token" where layers route to experts
     notices: tuple[str, ...] = ()  # things the operator should know, e.g. a fallback and its reason
 
 

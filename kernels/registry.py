@@ -51,6 +51,12 @@ OPERATIONS: tuple[Operation, ...] = (
     _operation("nvfp4_linear", _MANY, "N*K*9/16 + 4*N + 2*R*K", "2*R*N*K"),
     _operation("fp8_linear", _MANY, "N*K + 4*scales + 2*R*K", "2*R*N*K"),
     _operation("bf16_linear", _MANY, "2*N*K + 2*R*K", "2*R*N*K"),
+    _operation(
+        "moe",
+        _MANY,
+        "D distinct experts of E, each as its products read it + 2*R*k*(H + I)",
+        "6*R*k*H*I (R rows, k of E experts a row, H hidden, I inner)",
+    ),
     _operation("e2m1", _MANY, "4 a value encoded, 1/2 a value decoded", "none"),
     _operation("embedding", _MANY, "2*R*K", "none"),
     _operation("rms_norm", _MANY, "2*R*K + 2*K (twice R*K with a residual)", "4*R*K"),

@@ -88,12 +88,20 @@ def stored_tensors(config: ModelConfig, weights: ModelWeights) -> Iterator[tuple
 
 def published_config(config: ModelConfig) -> dict[str, Any]:
     """The fields of a config.json that `ModelConfig.from_dict` reads back as `config`."""
-    return {
-        "model_type": "qwen3_5_text",
+    if config.experts:
+        mlp = {
+            "model_type": "qwen3_5_moe_text",
+            "num_experts": config.experts,
+            "num_experts_per_tok": config.experts_per_token,
+            "moe_intermediate_size": config.expert_size,
+            "shared_expert_intermediate_size": config.intermediate_size,
+        }
+    else:
+        mlp = {"model_type": "qwen3_5_text", "intermediate_size": config.intermediate_size}
+    return mlp | {
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.layers,
         "layer_types": list(config.layer_types),
-        "intermediate_size": config.intermediate_size,
         "num_attention_heads": config.attention_heads,
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.head_dim,

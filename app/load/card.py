@@ -23,7 +23,7 @@ def card_rows(card: ModelCard) -> list[tuple[str, str]]:
     return [
         ("Folder", card.path),
         ("Weights", f"{card.weight_format}, {byte_size(card.weight_bytes)}"),
-        ("Parameters", parameters(card.parameters)),
+        ("Parameters", ", ".join(filter(None, (parameters(card.parameters), card.experts)))),
         ("Layers", grouped(card.layers)),
         ("Vocabulary", f"{grouped(card.vocab_size)} tokens"),
         (

@@ -32,6 +32,11 @@ def run_plan_suite(arguments: argparse.Namespace, cancel: threading.Event) -> in
     if not all(1 <= count <= MAX_NODES for count in rows):
         raise UsageError(f"A plan is for 1 to {MAX_NODES} rows.", next_step="Write --rows 1,8,16.")
     shape = named_shape(arguments.shape, vocab=arguments.vocab)
+    if shape.config.experts:
+        raise UsageError(
+            "A plan is about GPUs, and mixture-of-experts layers run on the processor only so far.",
+            next_step="Name a dense shape, or measure this one: --suite decode,verify.",
+        )
     if not 1 <= arguments.context <= shape.config.context_tokens:
         raise UsageError(
             f"A context of {grouped(arguments.context)} tokens cannot be planned.",

@@ -28,15 +28,19 @@ from engine.load.reader import KEPT, TensorReader
 from engine.load.safetensors_index import read_index
 from engine.load.stored import Dense, StoredLinear
 from engine.load.template import ChatTemplate
+from engine.load.tensor_table import expert_prefix, mlp_prefix
 from engine.load.tokenizer import Tokenizer
 from engine.load.weights import (
     AttentionLayerWeights,
+    ExpertWeights,
     GdnLayerWeights,
     LayerWeights,
     ModelWeights,
+    MoeWeights,
     MtpWeights,
 )
 from engine.model.config import FULL, ModelConfig
+from engine.torch_threads import one_torch_thread
 
 CONFIG_FILE = "config.json"
 _QUANT_METHODS = ("fp8", "modelopt", "compressed-tensors")
@@ -151,6 +155,7 @@ def read_checkpoint(
     with (
         allocating(f"the weights of {_model_name(found.path)}", kept=KEPT),
         TensorReader(total_bytes, on_progress, cancel) as reader,
+        one_torch_thread(config.experts > 0),
     ):
         weights = _Builder(plan, reader, keep_float32=keep_float32).model()
     notices = found.notices
@@ -227,7 +232,7 @@ class _Builder:
         return self._attention(prefix) if kind == FULL else self._gdn(prefix)
 
     def _gdn(self, prefix: str) -> GdnLayerWeights:
-        mixer = prefix + "linear_attn."
+        mixer, mlp = prefix + "linear_attn.", mlp_prefix(self._plan.config, prefix)
         return GdnLayerWeights(
             input_norm=self._small(prefix + "input_layernorm.weight"),
             in_qkv=self._linear(mixer + "in_proj_qkv"),
@@ -240,13 +245,14 @@ class _Builder:
             gdn_norm=self._small(mixer + "norm.weight"),
             out=self._linear(mixer + "out_proj"),
             post_norm=self._small(prefix + "post_attention_layernorm.weight"),
-            gate=self._linear(prefix + "mlp.gate_proj"),
-            up=self._linear(prefix + "mlp.up_proj"),
-            down=self._linear(prefix + "mlp.down_proj"),
+            gate=self._linear(mlp + "gate_proj"),
+            up=self._linear(mlp + "up_proj"),
+            down=self._linear(mlp + "down_proj"),
+            moe=self._moe(prefix),
         )
 
     def _attention(self, prefix: str) -> AttentionLayerWeights:
-        mixer = prefix + "self_attn."
+        mixer, mlp = prefix + "self_attn.", mlp_prefix(self._plan.config, prefix)
         return AttentionLayerWeights(
             input_norm=self._small(prefix + "input_layernorm.weight"),
             q=self._linear(mixer + "q_proj"),
@@ -256,9 +262,27 @@ class _Builder:
             q_norm=self._small(mixer + "q_norm.weight"),
             k_norm=self._small(mixer + "k_norm.weight"),
             post_norm=self._small(prefix + "post_attention_layernorm.weight"),
-            gate=self._linear(prefix + "mlp.gate_proj"),
-            up=self._linear(prefix + "mlp.up_proj"),
-            down=self._linear(prefix + "mlp.down_proj"),
+            gate=self._linear(mlp + "gate_proj"),
+            up=self._linear(mlp + "up_proj"),
+            down=self._linear(mlp + "down_proj"),
+            moe=self._moe(prefix),
+        )
+
+    def _moe(self, prefix: str) -> MoeWeights | None:
+        count = self._plan.config.experts
+        if not count:
+            return None
+        return MoeWeights(
+            router=self._linear(prefix + "mlp.gate"),
+            shared_gate=self._linear(prefix + "mlp.shared_expert_gate"),
+            experts=tuple(self._expert(expert_prefix(prefix, expert)) for expert in range(count)),
+        )
+
+    def _expert(self, prefix: str) -> ExpertWeights:
+        return ExpertWeights(
+            gate=self._linear(prefix + "gate_proj"),
+            up=self._linear(prefix + "up_proj"),
+            down=self._linear(prefix + "down_proj"),
         )
 
     def _mtp(self) -> MtpWeights:
@@ -322,7 +346,10 @@ def _weight_format(weights: ModelWeights) -> str:
     byte_count: Counter[str] = Counter()
     for layer in weights.layers:
         names = ("in_qkv", "in_z", "out", "q", "k", "v", "o", "gate", "up", "down")
-        for linear in (getattr(layer, name, None) for name in names):
+        linears = [getattr(layer, name, None) for name in names]
+        for expert in layer.moe.experts if layer.moe else ():
+            linears += [expert.gate, expert.up, expert.down]
+        for linear in linears:
             if linear is not None:
                 byte_count[_format_name(linear)] += linear.nbytes
     shown = [name for name, _ in byte_count.most_common()]

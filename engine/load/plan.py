@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from engine.errors import CheckpointError, UnsupportedModelError
+from engine.load.expert_stacks import unstack_experts
 from engine.load.files import listed
 from engine.load.formats import DENSE, LinearPlan
 from engine.load.matching import match_slots, tensors
@@ -55,6 +56,8 @@ def make_plan(config: ModelConfig, index: TensorIndex) -> LoadPlan:
     """
     found = _by_canonical_name(index.entries.values())
     _check_layers(config, found)
+    if config.experts:
+        found = unstack_experts(config, found)
     config, slots = _decide_heads(config, found)
     matched = match_slots(slots, found)
     if matched.missing:
@@ -93,7 +96,7 @@ def _check_layers(config: ModelConfig, found: dict[str, TensorEntry]) -> None:
         match = _LAYER.match(name)
         if not match:
             continue
-        _refuse_foreign(name, entry)
+        _refuse_foreign(name, entry, has_experts=config.experts > 0)
         layer = int(match[1])
         if last is None or layer > last[0]:
             last = (layer, entry)
@@ -114,11 +117,10 @@ def _check_layers(config: ModelConfig, found: dict[str, TensorEntry]) -> None:
             )
 
 
-def _refuse_foreign(name: str, entry: TensorEntry) -> None:
+def _refuse_foreign(name: str, entry: TensorEntry, *, has_experts: bool) -> None:
     for mark, what in (
         (".linear_attn.in_proj_qkvz.", "the fused projections of Qwen3-Next"),
         (".linear_attn.in_proj_ba.", "the fused projections of Qwen3-Next"),
-        (".mlp.experts.", "mixture-of-experts layers"),
         (".qweight", "GPTQ or AWQ weights"),
         (".lora_A.", "LoRA adapters"),
     ):
@@ -126,8 +128,14 @@ def _refuse_foreign(name: str, entry: TensorEntry) -> None:
             raise UnsupportedModelError(
                 f"{entry.file.name}: tensor {entry.name} belongs to {what}, which this engine does "
                 "not run.",
-                next_step="Choose a dense BF16, FP8 or NVFP4 checkpoint of the Qwen3.5 family.",
+                next_step="Choose a BF16, FP8 or NVFP4 checkpoint of the Qwen3.5 family.",
             )
+    if ".mlp.experts." in name and not has_experts:
+        raise UnsupportedModelError(
+            f"config.json describes a dense model, but {entry.file.name} holds {entry.name} of "
+            "mixture-of-experts layers.",
+            next_step="Use the config.json and the weights of one published model.",
+        )
 
 
 def _decide_heads(

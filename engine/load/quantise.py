@@ -41,6 +41,7 @@ from kernels.nvfp4_linear.reference import dequantise_nvfp4
 METHODS = ("rtn", "clip")
 _SHARD_BYTES = 4 << 30
 _EMBEDDING = "embed_tokens.weight"
+_STEERING = ("in_proj_a", "in_proj_b", ".mlp.gate", ".mlp.shared_expert_gate")
 _CARD = "README.md"
 
 
@@ -141,8 +142,8 @@ def _quantised(module: str, weight: Tensor, method: str) -> tuple[dict[str, Tens
 
 
 def _stays_dense(module: str, columns: int) -> bool:
-    """Gates are tiny and steer the state; rows that do not divide into groups have no NVFP4 form."""
-    return module.endswith(("in_proj_a", "in_proj_b")) or columns % NVFP4_GROUP != 0
+    """Gates and routers are tiny and steer; rows that do not divide into groups have no NVFP4 form."""
+    return module.endswith(_STEERING) or columns % NVFP4_GROUP != 0
 
 
 def _write_config(source: Path, folder: Path, plan: LoadPlan) -> None:

@@ -77,8 +77,9 @@ class TensorReader:
         size = f"{entry.nbytes / 1e9:.2f} GB"
         with allocating(f"tensor {entry.name} of {entry.file.name} ({size})", kept=KEPT):
             mapped = self._map(entry)
-            tensor = torch.empty(entry.nbytes, dtype=torch.uint8)
-        target = tensor.numpy()
+            # No view of a buffer of bytes: that would stay when the tensor's memory is given back.
+            tensor = torch.empty(entry.shape, dtype=_TORCH_DTYPES[entry.dtype])
+        target = tensor.reshape(-1).view(torch.uint8).numpy()
         for start in range(0, entry.nbytes, STEP_BYTES):
             count = min(STEP_BYTES, entry.nbytes - start)
             source = np.frombuffer(mapped, np.uint8, count, entry.offset + start)
@@ -86,7 +87,7 @@ class TensorReader:
             del source  # a view would keep the map from closing
             _let_go(mapped, entry.offset + start, count)
             self._step(count)
-        return tensor.view(_TORCH_DTYPES[entry.dtype]).reshape(entry.shape)
+        return tensor
 
     def _map(self, entry: TensorEntry) -> mmap.mmap:
         mapped = self._maps.get(entry.file)

@@ -17,15 +17,18 @@ from engine.errors import UsageError
 from engine.load.stored import FP8_BLOCK, NVFP4_GROUP, Dense, Fp8Block, Fp8Row, Nvfp4, StoredLinear
 from engine.load.weights import (
     AttentionLayerWeights,
+    ExpertWeights,
     GdnLayerWeights,
     LayerWeights,
     ModelWeights,
+    MoeWeights,
     MtpWeights,
 )
 from engine.model.config import FULL, ModelConfig
 
 WEIGHT_FORMATS = ("nvfp4", "fp8", "bf16")
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_ROUTER_GAIN = 2.0  # so that a token's experts are not weighted all alike
 _RESIDUAL_GAIN = 0.5  # of the projections that add to the residual stream, so that it grows slowly
 
 
@@ -36,8 +39,8 @@ def synthetic_weights(
 
     Args:
         weight_format: "nvfp4" (NVFP4 linears, FP8 head), "fp8" (128x128 blocks, FP8 head) or "bf16". Beta and
-            decay projections, embedding and norms are BF16 in all of them. Only "bf16" honours a tied head:
-            the others store an FP8 head of their own, as the quantiser does.
+            decay projections, routers, embedding and norms are BF16 in all of them. Only "bf16" honours a tied
+            head: the others store an FP8 head of their own, as the quantiser does.
         seed: equal seeds give equal weights.
 
     Raises:
@@ -92,6 +95,7 @@ def _gdn(draw: _Draw, config: ModelConfig) -> GdnLayerWeights:
         gate=draw.linear(config.intermediate_size, hidden),
         up=draw.linear(config.intermediate_size, hidden),
         down=draw.linear(hidden, config.intermediate_size, _RESIDUAL_GAIN),
+        moe=_moe(draw, config),
     )
 
 
@@ -109,6 +113,25 @@ def _attention(draw: _Draw, config: ModelConfig) -> AttentionLayerWeights:
         gate=draw.linear(config.intermediate_size, hidden),
         up=draw.linear(config.intermediate_size, hidden),
         down=draw.linear(hidden, config.intermediate_size, _RESIDUAL_GAIN),
+        moe=_moe(draw, config),
+    )
+
+
+def _moe(draw: _Draw, config: ModelConfig) -> MoeWeights | None:
+    hidden, size = config.hidden_size, config.expert_size
+    if not config.experts:
+        return None
+    return MoeWeights(
+        router=Dense(draw.matrix(config.experts, hidden, _ROUTER_GAIN * hidden**-0.5)),
+        shared_gate=Dense(draw.matrix(1, hidden, hidden**-0.5)),
+        experts=tuple(
+            ExpertWeights(
+                gate=draw.linear(size, hidden),
+                up=draw.linear(size, hidden),
+                down=draw.linear(hidden, size, _RESIDUAL_GAIN),
+            )
+            for _ in range(config.experts)
+        ),
     )
 
 

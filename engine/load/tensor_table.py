@@ -108,11 +108,41 @@ def gdn_slots(config: ModelConfig, prefix: str) -> list[Slot]:
     ]
 
 
-def _mlp_slots(config: ModelConfig, prefix: str) -> list[Slot]:
-    hidden, inner = config.hidden_size, config.intermediate_size
+def mlp_prefix(config: ModelConfig, prefix: str) -> str:
+    """Where the MLP that every token passes stands in a layer: the shared expert's where there are experts."""
+    return prefix + ("mlp.shared_expert." if config.experts else "mlp.")
+
+
+def router_slots(config: ModelConfig, prefix: str) -> list[Slot]:
+    """The router of a mixture-of-experts layer and the gate of its shared expert."""
+    hidden = config.hidden_size
     return [
+        LinearSlot(prefix + "mlp.gate", config.experts, hidden),
+        LinearSlot(prefix + "mlp.shared_expert_gate", 1, hidden),
+    ]
+
+
+def expert_prefix(prefix: str, expert: int) -> str:
+    """Where a routed expert's matrices stand in a layer."""
+    return f"{prefix}mlp.experts.{expert}."
+
+
+def _mlp_slots(config: ModelConfig, prefix: str) -> list[Slot]:
+    hidden, mlp = config.hidden_size, mlp_prefix(config, prefix)
+    slots = [
         VectorSlot(prefix + "post_attention_layernorm.weight", (hidden,)),
-        LinearSlot(prefix + "mlp.gate_proj", inner, hidden),
-        LinearSlot(prefix + "mlp.up_proj", inner, hidden),
-        LinearSlot(prefix + "mlp.down_proj", hidden, inner),
+        *_gated_slots(mlp, hidden, config.intermediate_size),
+    ]
+    if config.experts:
+        slots += router_slots(config, prefix)
+    for expert in range(config.experts):
+        slots += _gated_slots(expert_prefix(prefix, expert), hidden, config.expert_size)
+    return slots
+
+
+def _gated_slots(prefix: str, hidden: int, inner: int) -> list[Slot]:
+    return [
+        LinearSlot(prefix + "gate_proj", inner, hidden),
+        LinearSlot(prefix + "up_proj", inner, hidden),
+        LinearSlot(prefix + "down_proj", hidden, inner),
     ]

@@ -17,6 +17,24 @@ from engine.load.stored import Dense, Fp8Block, Fp8Row, Nvfp4, StoredLinear
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ExpertWeights:
+    """One routed expert."""
+
+    gate: StoredLinear  # [expert size, hidden]
+    up: StoredLinear  # [expert size, hidden]
+    down: StoredLinear  # [hidden, expert size]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MoeWeights:
+    """What a mixture-of-experts layer has beside its shared expert, which stands where a dense MLP does."""
+
+    router: StoredLinear  # [experts, hidden]
+    shared_gate: StoredLinear  # [1, hidden]
+    experts: tuple[ExpertWeights, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class GdnLayerWeights:
     """One gated delta layer and its MLP."""
 
@@ -34,6 +52,7 @@ class GdnLayerWeights:
     gate: StoredLinear  # [intermediate, hidden]
     up: StoredLinear  # [intermediate, hidden]
     down: StoredLinear  # [hidden, intermediate]
+    moe: MoeWeights | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +70,7 @@ class AttentionLayerWeights:
     gate: StoredLinear  # [intermediate, hidden]
     up: StoredLinear  # [intermediate, hidden]
     down: StoredLinear  # [hidden, intermediate]
+    moe: MoeWeights | None = None
 
 
 LayerWeights = GdnLayerWeights | AttentionLayerWeights

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -92,7 +93,9 @@ def quantization_config(nvfp4_modules: Iterable[str]) -> dict[str, Any]:
     """The part of config.json about an FP8 head and NVFP4 linears, which are given by canonical name."""
     layers: dict[str, dict[str, Any]] = {HEAD: {"quant_algo": "FP8"}}
     for module in nvfp4_modules:
-        layers[published_name(module)] = {"quant_algo": "W4A16_NVFP4", "group_size": NVFP4_GROUP}
+        # One entry stands for all experts of a layer.
+        name = re.sub(r"(\.mlp\.experts)\..*", r"\1", published_name(module))
+        layers[name] = {"quant_algo": "W4A16_NVFP4", "group_size": NVFP4_GROUP}
     return {
         "quant_method": "modelopt",
         "quant_algo": "MIXED_PRECISION",

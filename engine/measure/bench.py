@@ -250,6 +250,8 @@ def case_words(label: str | None, suite: str, rows: int) -> str:
 def linear_flops(config: ModelConfig, rows: int, head_rows: int) -> int:
     """Multiplications and additions of the matrix products of one pass over `rows` rows."""
     mlp = 3 * config.intermediate_size
+    if config.experts:  # the router, the shared expert's gate, and those that a row runs
+        mlp += config.experts + 1 + 3 * config.experts_per_token * config.expert_size
     attention = config.q_rows + 2 * config.kv_rows + config.attention_width
     gdn = config.qkv_rows + 2 * config.value_width + 2 * config.value_heads
     columns = sum(mlp + (attention if kind == FULL else gdn) for kind in config.layer_types)

@@ -47,7 +47,7 @@ class PriceKey:
             raise ValueError("the bytes of a round are comparable on an empty sequence only")
         native = isinstance(backend, NativeBackend)
         gpu = isinstance(backend, CudaBackend)
-        geometry = asdict(backend.config)
+        geometry = backend.config.geometry()
         del geometry["mtp_layers"], geometry["context_tokens"]  # no part of a verify pass
         shape = f"{sorted(geometry.items())} {backend.round_bytes(1, 0)}"
         return PriceKey(

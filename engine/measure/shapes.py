@@ -25,6 +25,11 @@ _DENSE: dict[str, tuple[int, int, int, int, int, int, bool]] = {
     "qwen3.5-9b": (4096, 32, 16, 4, 12288, 32, False),
     "qwen3.8-27b": (5120, 64, 24, 4, 17408, 48, False),
 }
+# hidden, layers, query heads, experts, those of a token, expert size (the shared expert's, too), value heads
+_MOE: dict[str, tuple[int, int, int, int, int, int, int]] = {
+    "qwen3.5-35b-a3b": (2048, 40, 16, 256, 8, 512, 32),
+    "qwen3.5-122b-a10b": (3072, 48, 32, 256, 8, 1024, 64),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ class Shape:
 
 def shape_names() -> tuple[str, ...]:
     """The names `named_shape` accepts."""
-    return (DEMO, *_DENSE)
+    return (DEMO, *_DENSE, *_MOE)
 
 
 def named_shape(text: str, *, vocab: int | None = None, mtp: bool = False) -> Shape:
@@ -71,7 +76,7 @@ def named_shape(text: str, *, vocab: int | None = None, mtp: bool = False) -> Sh
             f"There is no shape called {name!r}.",
             next_step=f"Use one of {', '.join(shape_names())}, with :LAYERS for a slice.",
         )
-    whole = _demo_config() if name == DEMO else ModelConfig.from_dict(dense_config(name))
+    whole = _demo_config() if name == DEMO else ModelConfig.from_dict(_text_config(name))
     config = whole if mtp else replace(whole, mtp_layers=0)
     if colon:
         layers = _layer_count(count, whole, name)
@@ -92,12 +97,35 @@ def named_shape(text: str, *, vocab: int | None = None, mtp: bool = False) -> Sh
 def dense_config(name: str) -> dict[str, Any]:
     """The text configuration of a dense relative, in the fields of its published config.json."""
     hidden, layers, heads, kv_heads, intermediate, value_heads, tied = _DENSE[name]
+    mlp = {"model_type": "qwen3_5_text", "intermediate_size": intermediate}
+    return mlp | _trunk(hidden, layers, heads, kv_heads, value_heads, tied=tied)
+
+
+def moe_config(name: str) -> dict[str, Any]:
+    """The text configuration of a mixture-of-experts relative, in the fields of its published config.json."""
+    hidden, layers, heads, experts, per_token, size, value_heads = _MOE[name]
+    mlp = {
+        "model_type": "qwen3_5_moe_text",
+        "num_experts": experts,
+        "num_experts_per_tok": per_token,
+        "moe_intermediate_size": size,
+        "shared_expert_intermediate_size": size,
+    }
+    return mlp | _trunk(hidden, layers, heads, 2, value_heads, tied=False)
+
+
+def _text_config(name: str) -> dict[str, Any]:
+    return moe_config(name) if name in _MOE else dense_config(name)
+
+
+def _trunk(
+    hidden: int, layers: int, heads: int, kv_heads: int, value_heads: int, *, tied: bool
+) -> dict[str, Any]:
+    """What all relatives have beside their MLPs."""
     return {
-        "model_type": "qwen3_5_text",
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "full_attention_interval": 4,
-        "intermediate_size": intermediate,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": 256,
@@ -128,7 +156,8 @@ def _demo_config() -> ModelConfig:
     except (OSError, ValueError) as error:
         raise UsageError(
             f"The demo model's config.json cannot be read: {error}.",
-            next_step="Restore assets/demo-model, or name another shape: " + ", ".join(_DENSE),
+            next_step="Restore assets/demo-model, or name another shape: "
+            + ", ".join((*_DENSE, *_MOE)),
         ) from error
 
 

@@ -62,6 +62,7 @@ def _layer(
     shape: Shape, kind: str, weight_format: str, packing: Packing, seed: int
 ) -> list[PackedLinear]:
     config = replace(shape.config, layers=1, layer_types=(kind,), vocab_size=16, mtp_layers=0)
+    config = replace(config, experts=0)  # routed experts take the default sizes
     weights = synthetic_weights(config, weight_format, seed)
     (layer,) = NativeWeights.pack(config, weights, positions=1, packing=packing).layers
     return [packed for each in _projections(layer) for packed, _ in each.products]

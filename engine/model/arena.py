@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.model.backend import MAX_DRAFT, MAX_WIDTH, VERIFY_ROWS
 from engine.model.config import ModelConfig
+from engine.model.native_moe import MoeBuffers
 from kernels.cpu.buffers import aligned_zeros
 from kernels.gated_delta.buffers import DeltaRecord, DeltaShape, DeltaState, DeltaWork, Pending
 from kernels.kv_cache.native import KvCache
@@ -26,6 +27,8 @@ class Widths:
     attention_in: int
     gate_up: int  # 0 when SiLU(gate) * up is written by the product itself
     vocabulary: int
+    steering: int = 0  # of the router's product; 0 without routed experts
+    experts_fused: bool = True  # every layer's experts write SiLU(gate) * up themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class Arena:
     query: Tensor  # bf16 [rows, query heads, head dim]
     gate_up: Tensor  # bf16 [rows, gate_up or 16]
     inner: Tensor  # bf16 [rows, intermediate]
+    moe: MoeBuffers | None
     logits: Tensor  # float32 [VERIFY_ROWS, vocabulary padded]
     best: Tensor  # int32 [VERIFY_ROWS]
     delta_work: DeltaWork  # of a prompt chunk
@@ -125,6 +129,11 @@ class Arena:
             query=aligned_zeros((rows, config.attention_heads, config.head_dim), bf16),
             gate_up=aligned_zeros((rows, max(16, widths.gate_up)), bf16),
             inner=aligned_zeros((rows, config.intermediate_size), bf16),
+            moe=MoeBuffers.build(
+                config, rows=rows, steering=widths.steering, fused=widths.experts_fused
+            )
+            if config.experts
+            else None,
             logits=aligned_zeros((VERIFY_ROWS, widths.vocabulary), torch.float32),
             best=aligned_zeros(VERIFY_ROWS, int32),
             delta_work=DeltaWork.zeros(shape, rows),

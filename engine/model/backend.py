@@ -126,7 +126,10 @@ class Backend(Protocol):
         """
 
     def round_bytes(self, rows: int, drafted: int) -> int:
-        """Bytes one round has to read: weights, recurrent state and KV, the drafter's included."""
+        """Bytes one round has to read: weights, recurrent state and KV, the drafter's included.
+
+        Of routed experts those that the latest pass counted, if it had so many rows, else the mean.
+        """
 
     def draft_bytes(self, steps: int) -> int:
         """Bytes that `steps` steps of the MTP head have to read, as they count in `round_bytes`."""

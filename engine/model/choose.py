@@ -22,7 +22,9 @@ from engine.measure.roof import Roof, roof_of_rounds
 from engine.model.attach_block import attach_block
 from engine.model.backend import Backend
 from engine.model.choose_cuda import open_gpu
+from engine.model.config import ModelConfig
 from engine.model.native import NativeBackend
+from engine.model.native_moe import unsupported_experts
 from engine.model.native_weights import unsupported_shape
 from engine.model.reference import ReferenceBackend, unpacked_bytes
 from engine.model.threads import choose_threads, physical_cores
@@ -76,6 +78,7 @@ class OpenedBackend:
             roof_place=self.roof.place if self.roof else "memory",
             load_s=load_s,
             threads=threads,
+            experts=_experts(config),
             notices=(*checkpoint.notices, *self.notices),
         )
 
@@ -164,7 +167,8 @@ def _on_processor(
     if float32 or wanted == "reference":
         dtype = torch.float32 if float32 else torch.bfloat16
         return _reference(checkpoint, capacity, threads, dtype, attach, ())
-    why_not = unsupported_shape(checkpoint.config)
+    config = checkpoint.config
+    why_not = unsupported_shape(config) or unsupported_experts(config, checkpoint.weights)
     if why_not:
         notice = f"The native kernels do not take this shape ({why_not}); PyTorch operations run."
         return _reference(checkpoint, capacity, threads, torch.bfloat16, attach, (notice,))
@@ -218,6 +222,11 @@ def _native(
             )
         undo.pop_all()
     return OpenedBackend(backend, ISA_NAMES[library.isa], notices, roof, count)
+
+
+def _experts(config: ModelConfig) -> str:
+    chosen = grouped(config.experts_per_token)
+    return f"{chosen} of {grouped(config.experts)} experts a token" if config.experts else ""
 
 
 def _pool(library: NativeLibrary, threads: int) -> Pool:

@@ -93,6 +93,8 @@ def open_backend_on_gpu(
     Raises GpuNotUsable or MemoryShortError, with the stored weights as they were, and PlacedMemoryShort or
     another RondoError where the GPU fails later.
     """
+    if config.experts:
+        raise GpuNotUsable("mixture-of-experts layers run on the processor only so far")
     why_not = unsupported_shape(config)
     if why_not:
         raise GpuNotUsable(f"the GPU kernels do not take this shape ({why_not})")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from engine.errors import UnsupportedModelError
@@ -13,12 +13,14 @@ from engine.model.config_fields import ConfigFields, shortened
 LINEAR = "linear_attention"
 FULL = "full_attention"
 CONV_WIDTH = 4
+_EXPERTS = ("experts", "experts_per_token", "expert_size")
 
-_SUPPORTED = ("qwen3_5", "qwen3_5_text")
+_DENSE_TYPES = ("qwen3_5", "qwen3_5_text")
+_MOE_TYPES = ("qwen3_5_moe", "qwen3_5_moe_text")
+_SUPPORTED = (*_DENSE_TYPES, *_MOE_TYPES)
 _REFUSED = {
     "qwen4_exp": "block-sparse attention with an indexer, hyper-connections and an n-gram table",
     "qwen3_next": "the fused tensors in_proj_qkvz and in_proj_ba",
-    "qwen3_5_moe": "mixture-of-experts layers",
 }
 _MAX_INTEGER = {
     "num_hidden_layers": 1024,
@@ -26,6 +28,7 @@ _MAX_INTEGER = {
     "max_position_embeddings": 1 << 24,
     "intermediate_size": 1 << 20,
     "hidden_size": 1 << 17,
+    "num_experts": 1 << 12,
 }
 _MAX_HEADS = 4096
 _MAX_HEAD_DIM = 1024
@@ -37,6 +40,10 @@ class ModelConfig:
 
     `layer_types` holds one of LINEAR and FULL for every layer. `tied` and `mtp_layers` are what config.json
     declares until the loader replaces them by what the tensors show.
+
+    In a mixture-of-experts model every layer has `experts` routed experts, of which a token runs
+    `experts_per_token`, and one shared expert that runs for every token; `intermediate_size` is the shared
+    one's. All three expert fields are 0 in a dense model.
     """
 
     hidden_size: int
@@ -58,6 +65,15 @@ class ModelConfig:
     context_tokens: int
     tied: bool
     mtp_layers: int
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_size: int = 0  # intermediate size of one routed expert
+
+    def geometry(self) -> dict[str, Any]:
+        """Every field by name, those of experts only where there are some: names files that are kept."""
+        return {
+            name: value for name, value in asdict(self).items() if value or name not in _EXPERTS
+        }
 
     @property
     def attention_width(self) -> int:
@@ -122,6 +138,17 @@ class ModelConfig:
         )
         return tables + layers + self.hidden_size
 
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of one routed expert."""
+        return 3 * self.hidden_size * self.expert_size
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token passes: all but the routed experts it does not run."""
+        idle = self.layers * (self.experts - self.experts_per_token)
+        return self.parameters - idle * self.expert_parameters
+
     def kv_bytes_per_token(self, *, scaled: bool = False) -> int:
         """Key and value bytes of one token over all attention layers, the MTP layer's too.
 
@@ -146,7 +173,10 @@ class ModelConfig:
 
     @property
     def _mlp_and_norms(self) -> int:
-        return 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
+        mlp = 3 * self.hidden_size * self.intermediate_size
+        if self.experts:  # the router, the gate of the shared expert, the routed experts
+            mlp += (self.experts + 1) * self.hidden_size + self.experts * self.expert_parameters
+        return mlp + 2 * self.hidden_size
 
     @staticmethod
     def from_dict(config: Mapping[str, Any], *, file: str = "config.json") -> ModelConfig:
@@ -159,8 +189,11 @@ class ModelConfig:
             UnsupportedModelError: a well-formed model this engine does not run.
             CheckpointError: a field that is missing or makes no sense.
         """
-        fields = ConfigFields(_text_part(config, file), file)
+        text, moe = _text_part(config, file)
+        fields = ConfigFields(text, file)
         _refuse_variants(fields)
+        experts, per_token, expert_size = _experts(fields) if moe else _no_experts(fields)
+        shared = "shared_expert_intermediate_size" if moe else "intermediate_size"
         layers = fields.integer("num_hidden_layers", _MAX_INTEGER["num_hidden_layers"])
         head_dim = fields.integer("head_dim", _MAX_HEAD_DIM)
         theta, rotary_dim = _rope(fields, head_dim)
@@ -171,9 +204,7 @@ class ModelConfig:
             hidden_size=fields.integer("hidden_size", _MAX_INTEGER["hidden_size"]),
             layers=layers,
             layer_types=_layer_types(fields, layers),
-            intermediate_size=fields.integer(
-                "intermediate_size", _MAX_INTEGER["intermediate_size"]
-            ),
+            intermediate_size=fields.integer(shared, _MAX_INTEGER["intermediate_size"]),
             attention_heads=fields.integer("num_attention_heads", _MAX_HEADS),
             kv_heads=fields.integer("num_key_value_heads", _MAX_HEADS),
             head_dim=head_dim,
@@ -191,24 +222,32 @@ class ModelConfig:
             ),
             tied=any(tied),
             mtp_layers=_mtp_layers(fields),
+            experts=experts,
+            experts_per_token=per_token,
+            expert_size=expert_size,
         )
         _check_together(model, fields)
         return model
 
 
-def _text_part(config: Mapping[str, Any], file: str) -> Mapping[str, Any]:
-    """The fields of the language model, after the model types have been accepted."""
+def _text_part(config: Mapping[str, Any], file: str) -> tuple[Mapping[str, Any], bool]:
+    """The fields of the language model and whether it has experts, after its types have been accepted."""
     if "model_type" not in config:
         ConfigFields(config, file).absent("model_type", null=False)
-    _accept_type(config["model_type"], "model_type", file)
+    outer = config["model_type"]
+    _accept_type(outer, "model_type", file)
     text = config.get("text_config")
     if text is None:
-        return config
+        return config, outer in _MOE_TYPES
     if not isinstance(text, Mapping):
         ConfigFields({}, file).wrong("text_config", "an object", text)
-    if text.get("model_type") is not None:
-        _accept_type(text["model_type"], "text_config.model_type", file)
-    return text
+    inner = text.get("model_type")
+    if inner is not None:
+        _accept_type(inner, "text_config.model_type", file)
+        if (inner in _MOE_TYPES) != (outer in _MOE_TYPES):
+            fields = ConfigFields({}, file)
+            fields.wrong("text_config.model_type", f"of the kind of model_type ({outer})", inner)
+    return text, outer in _MOE_TYPES
 
 
 def _accept_type(model_type: Any, field: str, file: str) -> None:
@@ -219,31 +258,60 @@ def _accept_type(model_type: Any, field: str, file: str) -> None:
         if isinstance(model_type, str) and model_type.startswith(name):
             reason = f" It has {why}."
     raise UnsupportedModelError(
-        f"{file}: {field} is {shortened(model_type)}; this engine runs {' and '.join(_SUPPORTED)}."
+        f"{file}: {field} is {shortened(model_type)}; this engine runs {', '.join(_SUPPORTED)}."
         + reason,
-        next_step="Open a dense model of the Qwen3.5, 3.6 or 3.8 family, such as Qwen3.8-27B.",
+        next_step="Open a model of the Qwen3.5, 3.6 or 3.8 family, such as Qwen3.8-27B.",
     )
+
+
+def _experts(fields: ConfigFields) -> tuple[int, int, int]:
+    """(experts, those of a token, their intermediate size) of a model whose every layer has them."""
+    family = "Open a model of the Qwen3.5 family whose every layer routes to experts."
+    for name, only in (
+        ("mlp_only_layers", []),
+        ("decoder_sparse_step", 1),
+        ("norm_topk_prob", True),
+    ):
+        value = fields.get(name)
+        if value is not None and value != only:
+            fields.unsupported(name, shortened(only), value, family)
+    experts = fields.integer("num_experts", _MAX_INTEGER["num_experts"])
+    per_token = fields.integer("num_experts_per_tok", _MAX_INTEGER["num_experts"])
+    if per_token > experts:
+        fields.wrong("num_experts_per_tok", f"at most num_experts ({experts})", per_token)
+    size = fields.integer("moe_intermediate_size", _MAX_INTEGER["intermediate_size"])
+    return experts, per_token, size
+
+
+def _no_experts(fields: ConfigFields) -> tuple[int, int, int]:
+    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
+        if fields.get(name):
+            types = " or ".join(_MOE_TYPES)
+            fields.unsupported(
+                name,
+                "dense layers only under this model_type",
+                fields.get(name),
+                f"Use the published config.json; a model with experts has the type {types}.",
+            )
+    return 0, 0, 0
 
 
 def _refuse_variants(fields: ConfigFields) -> None:
     """Options of the architecture that would run a wrong model silently."""
-    dense = "Open a dense model of the Qwen3.5, 3.6 or 3.8 family with its published config.json."
+    family = "Open a model of the Qwen3.5, 3.6 or 3.8 family with its published config.json."
     act = fields.get("hidden_act")
     if act not in (None, "silu", "swish"):
-        fields.unsupported("hidden_act", "silu", act, dense)
+        fields.unsupported("hidden_act", "silu", act, family)
     if fields.get("attention_bias") not in (None, False):
-        fields.unsupported("attention_bias", "false", fields.get("attention_bias"), dense)
+        fields.unsupported("attention_bias", "false", fields.get("attention_bias"), family)
     if fields.get("attn_output_gate") not in (None, True):
-        fields.unsupported("attn_output_gate", "true", fields.get("attn_output_gate"), dense)
+        fields.unsupported("attn_output_gate", "true", fields.get("attn_output_gate"), family)
     gate = fields.get("output_gate_type")
     if gate not in (None, "swish", "silu"):
-        fields.unsupported("output_gate_type", "swish", gate, dense)
-    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
-        if fields.get(name):
-            fields.unsupported(name, "dense layers only", fields.get(name), dense)
+        fields.unsupported("output_gate_type", "swish", gate, family)
     if fields.get("mtp_use_dedicated_embeddings") not in (None, False):
         value = fields.get("mtp_use_dedicated_embeddings")
-        fields.unsupported("mtp_use_dedicated_embeddings", "false", value, dense)
+        fields.unsupported("mtp_use_dedicated_embeddings", "false", value, family)
 
 
 def _layer_types(fields: ConfigFields, layers: int) -> tuple[str, ...]:

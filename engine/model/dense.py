@@ -17,6 +17,23 @@ _EXACT = ("a_log", "dt_bias", "gdn_norm")
 Record = TypeVar("Record")
 
 
+def first_unsound(record: object) -> str:
+    """The first weight of a record of `in_dtype` that holds a NaN or an infinity, in words; empty for none."""
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if isinstance(value, tuple):
+            inner = [(f"expert {at}, ", first_unsound(item)) for at, item in enumerate(value)]
+            found = next((place + name for place, name in inner if name), "")
+        elif isinstance(value, Dense | Tensor):
+            sound = (value.weight if isinstance(value, Dense) else value).isfinite().all()
+            found = "" if sound else f"weight {field.name}"
+        else:
+            found = "" if value is None else first_unsound(value)
+        if found:
+            return found
+    return ""
+
+
 def in_dtype(record: Record, dtype: torch.dtype, keep: Container[str] = _EXACT) -> Record:
     """The same record with every linear dense and every tensor in dtype; fields named in `keep` stay."""
     changes = {}

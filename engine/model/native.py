@@ -210,13 +210,14 @@ class NativeBackend:
         return 0 if block is None else block.draft_bytes()
 
     def round_bytes(self, rows: int, drafted: int) -> int:
-        way = self._commit_way
+        way, moe = self._commit_way, self._arena.moe
         return self._bytes.round_bytes(
             rows,
             drafted,
             self.length,
             commit_in_verify=way.in_verify or not way.by_record,
             replay=way.replay,
+            experts_read=moe.counted() if moe and rows == self._pass_rows else None,
         )
 
     def draft_bytes(self, steps: int) -> int:
@@ -242,8 +243,7 @@ class NativeBackend:
         switches = Switches.of(knobs, self.pool.library.isa)
         self._use_threads(knobs.number("CPU_THREADS"))
         self._switches = switches
-        # A string keeps its hash.
-        self._signature = str((*knobs.signature(), *switches.contents))
+        self._signature = str((*knobs.signature(), *switches.contents))  # a string keeps its hash
         self._replay = knobs.flag("VERIFY_GRAPH")
         self._most_recorded_tokens = knobs.number("GRAPH_MAX_CTX")
         self._replay_drafts = knobs.flag("DRAFT_GRAPH")

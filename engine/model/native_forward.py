@@ -13,7 +13,6 @@ from engine.model.config import ModelConfig
 from engine.model.native_weights import (
     NativeAttention,
     NativeDelta,
-    NativeMlp,
     NativeWeights,
 )
 from engine.model.steps import attention, attention_prepare, delta_prepare, gated_delta, rms_norm
@@ -75,7 +74,7 @@ class NativeForward:
                 after_layer(tape, index, "mixer")
             last = index + 1 == config.layers
             norm = self.weights.final_norm if last else layers[index + 1].input_norm
-            self._mlp(tape, layer.mlp, rows)
+            self._mlp(tape, layer, index, rows)
             stream = _or(tap(index + 1), arena.residual)
             normed = arena.hidden if last else arena.normed
             self._add_norm(tape, norm, normed, rows, total=stream)
@@ -122,7 +121,7 @@ class NativeForward:
             expected_length=0,
         )
         self._add_norm(tape, mtp.layer.post_norm, arena.normed, rows)
-        self._mlp(tape, mtp.layer.mlp, rows)
+        self._mlp(tape, mtp.layer, self.config.layers, rows)
         self._add_norm(tape, mtp.norm, arena.mtp_hidden, rows)
 
     def draft(self, tape: Tape, *, rows: int, steps: int, width: int) -> None:
@@ -299,10 +298,17 @@ class NativeForward:
         )
         return query
 
-    def _mlp(self, tape: Tape, mlp: NativeMlp, rows: int) -> None:
-        arena = self.arena
+    def _mlp(self, tape: Tape, layer: NativeDelta | NativeAttention, index: int, rows: int) -> None:
+        """The MLP of arena.normed into arena.mixed; `index`: of the layer, the MTP layer behind the last."""
+        arena, mlp = self.arena, layer.mlp
+        if layer.moe is not None:
+            assert arena.moe is not None
+            distinct = arena.moe.distinct[index : index + 1]
+            layer.moe.append(tape, arena.normed, arena.moe, rows, distinct)
         mlp.append_inner(tape, arena.normed, arena.gate_up, arena.inner, rows)
         mlp.down.append(tape, arena.inner, arena.mixed, rows, name="MLP down")
+        if layer.moe is not None:
+            layer.moe.append_sum(tape, arena.moe, arena.mixed, rows)
 
     def _norm(self, tape: Tape, x: Tensor, scale: Tensor, out: Tensor, rows: int) -> None:
         rms_norm(tape, x=x, scale=scale, out=out, eps=self.config.rms_eps, rows=rows)

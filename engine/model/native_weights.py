@@ -18,6 +18,7 @@ from engine.load.weights import (
 )
 from engine.model.arena import Widths
 from engine.model.config import ModelConfig
+from engine.model.native_moe import NativeMoe
 from engine.model.projection import Packing, Projection, release
 from kernels.causal_conv.native import DeltaWeights
 from kernels.cpu.buffers import aligned_copy
@@ -78,6 +79,7 @@ class NativeDelta:
     out: Projection
     post_norm: Tensor
     mlp: NativeMlp
+    moe: NativeMoe | None
 
     @staticmethod
     def pack(layer: GdnLayerWeights, packing: Packing) -> NativeDelta:
@@ -90,6 +92,7 @@ class NativeDelta:
             out=Projection.pack(layer.out, packing=packing),
             post_norm=norm_scale(layer.post_norm),
             mlp=NativeMlp.pack(layer, packing),
+            moe=None if layer.moe is None else NativeMoe.pack(layer.moe, packing),
         )
 
 
@@ -104,6 +107,7 @@ class NativeAttention:
     out: Projection
     post_norm: Tensor
     mlp: NativeMlp
+    moe: NativeMoe | None
 
     @staticmethod
     def pack(layer: AttentionLayerWeights, packing: Packing) -> NativeAttention:
@@ -115,6 +119,7 @@ class NativeAttention:
             out=Projection.pack(layer.o, packing=packing),
             post_norm=norm_scale(layer.post_norm),
             mlp=NativeMlp.pack(layer, packing),
+            moe=None if layer.moe is None else NativeMoe.pack(layer.moe, packing),
         )
 
 
@@ -183,12 +188,15 @@ class NativeWeights:
         attentions += [] if mtp is None else [mtp.layer]
         deltas = [layer for layer in layers if isinstance(layer, NativeDelta)]
         mlps = [layer.mlp for layer in (*deltas, *attentions)]
+        moes = [layer.moe for layer in (*deltas, *attentions) if layer.moe is not None]
         widths = Widths(
             delta_in=max((layer.project.width for layer in deltas), default=16),
             delta_gates=max((layer.gates.width for layer in deltas), default=16),
             attention_in=max((layer.project.width for layer in attentions), default=16),
             gate_up=max(mlp.scratch_width for mlp in mlps),
             vocabulary=head.width,
+            steering=max((moe.steering.width for moe in moes), default=0),
+            experts_fused=all(len(moe.gate_up) == 1 for moe in moes),
         )
         rope = rope_table(positions, config.rotary_dim, config.rope_theta)
         return NativeWeights(embed, layers, norm_scale(weights.final_norm), head, mtp, rope, widths)

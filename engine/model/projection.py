@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ class Projection:
         products, offsets, column = [], [], 0
         groups = _runs_of_one_format(linears) if packing.fuse else [[each] for each in linears]
         for group in groups:
-            packed = _pack(group, amx=packing.amx)
+            packed = pack_group(group, amx=packing.amx)
             products.append((packed, column))
             offsets += [column + part.offset for part in packed.parts]
             column += packed.columns
@@ -69,7 +69,7 @@ class Projection:
         """SiLU(gate) * up as one product, or None where not fused or the two are stored differently."""
         if not packing.fuse or type(gate) is not type(up):
             return None
-        packed = _pack([gate, up], interleave=True, amx=packing.amx)
+        packed = pack_group([gate, up], interleave=True, amx=packing.amx)
         free(gate)
         free(up)
         return Projection(((packed, 0),), (0,), packed.columns)
@@ -106,8 +106,8 @@ class Projection:
 
 def free(stored: StoredLinear) -> None:
     """Give back the memory of a stored linear whose packed copy took its place."""
-    for name in stored.__slots__:
-        value = getattr(stored, name)
+    for field in fields(stored):
+        value = getattr(stored, field.name)
         if isinstance(value, Tensor):
             release(value)
 
@@ -127,7 +127,8 @@ def _runs_of_one_format(linears: tuple[StoredLinear, ...]) -> list[list[StoredLi
     return runs
 
 
-def _pack(group: list[StoredLinear], *, amx: bool, interleave: bool = False) -> PackedLinear:
+def pack_group(group: list[StoredLinear], *, amx: bool, interleave: bool = False) -> PackedLinear:
+    """Linears of one format as one product; `interleave`: gate and up with SiLU between. Frees nothing."""
     first = group[0]
     if isinstance(first, Nvfp4):
         parts = [(each.codes, each.scales, each.scale_2) for each in group]

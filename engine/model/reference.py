@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,7 +24,6 @@ from engine.load.stored import Dense
 from engine.load.weights import (
     AttentionLayerWeights,
     GdnLayerWeights,
-    LayerWeights,
     ModelWeights,
     MtpWeights,
     parts_of,
@@ -42,11 +41,12 @@ from engine.model.block_forward import BlockRows
 from engine.model.block_reference import ReferenceBlock
 from engine.model.byte_model import ByteModel
 from engine.model.config import ModelConfig
-from engine.model.dense import in_dtype
+from engine.model.dense import first_unsound, in_dtype
+from engine.model.moe_reference import mlp
 from kernels.attention.reference import attention
 from kernels.bf16_linear.reference import linear
 from kernels.causal_conv.reference import causal_conv
-from kernels.elementwise.reference import beta, output_gate, silu_mul
+from kernels.elementwise.reference import beta, output_gate
 from kernels.embedding.reference import embed
 from kernels.gated_delta.reference import (
     decay_log,
@@ -114,6 +114,7 @@ class ReferenceBackend:
             for layer in self.config.gdn_layers
         }
         self._verified: list[_Row] = []
+        self._chosen: set[tuple[int, int]] = set()  # (layer, expert) of the latest pass
         self._parents: Sequence[int] | None = None
         self._speculate = speculate and self._weights.mtp is not None
         self._mtp_kv.length = 0
@@ -136,6 +137,7 @@ class ReferenceBackend:
         check_room(len(ids), self.length, self.capacity)
         parents = tree_parents(ids, parents)
         self._verified, self._parents = [], parents
+        self._chosen.clear()
         depths: list[int] = []
         for row, token in enumerate(ids):
             parent = row - 1 if parents is None else parents[row]
@@ -209,7 +211,8 @@ class ReferenceBackend:
         return 0 if self._block is None else self._block.draft_bytes()
 
     def round_bytes(self, rows: int, drafted: int) -> int:
-        return self._bytes.round_bytes(rows, drafted, self.length)
+        counted = len(self._chosen) if rows == len(self._verified) else None
+        return self._bytes.round_bytes(rows, drafted, self.length, experts_read=counted)
 
     def draft_bytes(self, steps: int) -> int:
         return self._bytes.draft_bytes(steps, self.length)
@@ -222,11 +225,9 @@ class ReferenceBackend:
         if not self._weights.embed.isfinite().all():
             return "the token embedding"
         for index, layer in enumerate(self._weights.layers):
-            for field in fields(layer):
-                value = getattr(layer, field.name)
-                values = value.weight if isinstance(value, Dense) else value
-                if not values.isfinite().all():
-                    return f"layer {index}, weight {field.name}"
+            unsound = first_unsound(layer)
+            if unsound:
+                return f"layer {index}, {unsound}"
         for index, recurrent in self._recurrent.items():
             if not recurrent.state.isfinite().all():
                 return f"layer {index}, recurrent state"
@@ -306,7 +307,10 @@ class ReferenceBackend:
             residual, normed = add_rms_norm(residual, mixed, layer.post_norm, config.rms_eps)
             last = index + 1 == len(weights.layers)
             norm = weights.final_norm if last else weights.layers[index + 1].input_norm
-            residual, normed = add_rms_norm(residual, _mlp(layer, normed), norm, config.rms_eps)
+            chosen: set[int] = set()
+            out = mlp(layer, normed, config.experts_per_token, chosen)
+            self._chosen |= {(index, expert) for expert in chosen}
+            residual, normed = add_rms_norm(residual, out, norm, config.rms_eps)
             if index + 1 in wanted:
                 kept.append(residual)
         return normed, after, torch.cat(kept, -1) if kept else residual[:, :0]
@@ -373,7 +377,8 @@ class ReferenceBackend:
         normed = rms_norm(residual, mtp.layer.input_norm, eps)
         mixed = self._attention(mtp.layer, self._mtp_kv, normed, rope, start)
         residual, normed = add_rms_norm(residual, mixed, mtp.layer.post_norm, eps)
-        return add_rms_norm(residual, _mlp(mtp.layer, normed), mtp.norm, eps)[1]
+        out = mlp(mtp.layer, normed, self.config.experts_per_token)
+        return add_rms_norm(residual, out, mtp.norm, eps)[1]
 
 
 def unpacked_bytes(weights: ModelWeights, dtype: torch.dtype) -> int:
@@ -388,7 +393,3 @@ def unpacked_bytes(weights: ModelWeights, dtype: torch.dtype) -> int:
 
 def _apply(weight: Dense, x: Tensor) -> Tensor:
     return linear(x, weight.weight)
-
-
-def _mlp(layer: LayerWeights, x: Tensor) -> Tensor:
-    return _apply(layer.down, silu_mul(_apply(layer.gate, x), _apply(layer.up, x)))

@@ -103,7 +103,6 @@ class DecodeLoop:
         else:
             tree, read_bytes, choice = self._propose(wanted)
         after_draft = time.perf_counter()
-        bytes_read = backend.round_bytes(1, 0) + read_bytes
         first = backend.length + 1
         if tree is None:
             rows = 1
@@ -117,6 +116,8 @@ class DecodeLoop:
         else:
             path, tokens = tree.walk(self._chooser(verified, tree, first), self.stop_ids)
         after_sample = time.perf_counter()
+        # Before the commit: the context is the one the pass read, and its experts are known.
+        bytes_read = backend.round_bytes(rows, 0) + read_bytes
         backend.commit(path)
         after_commit = time.perf_counter()
         draft_s, verify_s = after_draft - start, after_verify - after_draft

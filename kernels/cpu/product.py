@@ -228,35 +228,21 @@ def linear(
     x_address, x_stride = require_rows("x", x, torch.bfloat16, rows, packed.k, alignment=4)
     out_address, out_stride = require_rows("out", out, out.dtype, rows, width)
     pool = tape.pool
-    packed_bytes = rows * packed.k_padded * _activation_bytes(pool)
-    args = LinearArgs(
-        weight=packed.weight.data_ptr(),
-        scale=None if packed.scale is None else packed.scale.data_ptr(),
-        row_scale=None if packed.row_scale is None else packed.row_scale.data_ptr(),
-        x=x_address,
-        out=out_address,
-        weight_stride=_stride(packed.weight, packed.tiles),
-        scale_stride=packed.scale_stride,
-        x_stride=x_stride,
-        out_stride=out_stride,
+    packed_bytes = rows * packed.k_padded * activation_bytes(pool)
+    args = linear_args(
+        packed,
+        x=(x_address, x_stride),
+        out=(out_address, out_stride),
         rows=rows,
-        k=packed.k,
-        k_padded=packed.k_padded,
-        tiles=packed.tiles,
         columns=width,
-        out_fp32=int(out.dtype == torch.float32),
-        silu_mul=int(packed.interleaved),
-        block_rows=blocking.rows,
-        chunk_tiles=blocking.tiles,
-        step_inputs=blocking.inputs,
-        ahead_bytes=blocking.ahead_bytes,
+        out_fp32=out.dtype == torch.float32,
+        blocking=blocking,
     )
     if rows > PRIVATE_ROWS:
         args.packed = pool.shared(packed_bytes)
-        own = f"{packed.entry}_pack"  # a format may repack rows in its own way
         tape.append(
             f"{name}.pack",
-            own if pool.library.has(own) else "rondo_pack_rows",
+            pack_step(packed, pool),
             args,
             (x,),
             bytes_read=2 * rows * packed.k,
@@ -275,7 +261,53 @@ def linear(
     )
 
 
-def _activation_bytes(pool: Pool) -> int:
+def linear_args(
+    packed: PackedLinear,
+    *,
+    x: tuple[int, int],
+    out: tuple[int, int],
+    rows: int,
+    columns: int,
+    out_fp32: bool,
+    blocking: Blocking,
+) -> LinearArgs:
+    """The arguments of a product, without the memory for repacked rows.
+
+    Args:
+        x, out: address of the first row and the elements from a row to the next, checked by the caller.
+    """
+    return LinearArgs(
+        weight=packed.weight.data_ptr(),
+        scale=None if packed.scale is None else packed.scale.data_ptr(),
+        row_scale=None if packed.row_scale is None else packed.row_scale.data_ptr(),
+        x=x[0],
+        out=out[0],
+        weight_stride=_stride(packed.weight, packed.tiles),
+        scale_stride=packed.scale_stride,
+        x_stride=x[1],
+        out_stride=out[1],
+        rows=rows,
+        k=packed.k,
+        k_padded=packed.k_padded,
+        tiles=packed.tiles,
+        columns=columns,
+        out_fp32=int(out_fp32),
+        silu_mul=int(packed.interleaved),
+        block_rows=blocking.rows,
+        chunk_tiles=blocking.tiles,
+        step_inputs=blocking.inputs,
+        ahead_bytes=blocking.ahead_bytes,
+    )
+
+
+def pack_step(packed: PackedLinear, pool: Pool) -> str:
+    """The operation that repacks rows for this product: a format may do so in its own way."""
+    own = f"{packed.entry}_pack"
+    return own if pool.library.has(own) else "rondo_pack_rows"
+
+
+def activation_bytes(pool: Pool) -> int:
+    """The most bytes that one repacked activation takes."""
     size = pool.library.function("rondo_activation_bytes")
     size.restype = ctypes.c_int64
     return size()

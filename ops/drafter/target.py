@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
 
+from engine.errors import UsageError
 from engine.load.checkpoint import read_checkpoint
 from engine.load.weights import GdnLayerWeights, LayerWeights
 from engine.model.config import ModelConfig
@@ -86,6 +87,11 @@ class Target:
         """Opens a model folder of the demo model's family."""
         found = read_checkpoint(folder)
         config, weights = found.config, found.weights
+        if config.experts:
+            raise UsageError(
+                "The training forward has no mixture-of-experts layers.",
+                next_step="Train a drafter for a dense model.",
+            )
         named = {
             TRUNK + "embed_tokens.weight": weights.embed.float(),
             TRUNK + "norm.weight": weights.final_norm.float(),

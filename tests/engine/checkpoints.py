@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import functools
 import json
+import re
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,6 +63,15 @@ TEXT_CONFIG: dict[str, Any] = {
     "mtp_num_hidden_layers": 1,
     "tie_word_embeddings": False,
     "eos_token_id": 0,
+}
+# Changes of TEXT_CONFIG that make it a mixture-of-experts model.
+MOE: dict[str, Any] = {
+    "model_type": "qwen3_5_moe_text",
+    "intermediate_size": None,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 96,
 }
 TEMPLATE = """{%- for message in messages %}
 {%- if message.role == 'system' and not loop.first %}
@@ -140,17 +151,20 @@ def make_checkpoint(
     exact_dtype: torch.dtype | None = None,
     form: Callable[[str, Tensor], dict[str, Tensor]] | None = None,
     control_in_base: bool = True,
+    stacked: str = "",
     seed: int = 0,
     **changes: Any,
 ) -> dict[str, Tensor]:
     """Write a whole model folder and return its tensors by their names in the files.
 
     `form` turns a linear's module name and matrix into the tensors that store it; `changes` go to the text
-    config; `exact_dtype` is that of A_log and the gated norm.
+    config; `exact_dtype` is that of A_log and the gated norm; `stacked` is a regular expression for the
+    modules whose experts lie in one tensor.
     """
     folder.mkdir(parents=True, exist_ok=True)
     text = text_config(tie_word_embeddings=tied, mtp_num_hidden_layers=1 if mtp else 0, **changes)
-    config = {"model_type": "qwen3_5", "text_config": text} if nested else text
+    outer = text["model_type"].removesuffix("_text")
+    config = {"model_type": outer, "text_config": text} if nested else text
     write_json(folder / "config.json", config)
     tensors = random_tensors(
         ModelConfig.from_dict(config),
@@ -161,6 +175,8 @@ def make_checkpoint(
         form=form,
         seed=seed,
     )
+    if stacked:
+        tensors = stack_experts(tensors, stacked)
     write_shards(folder, tensors, shards)
     (folder / "tokenizer.json").write_text(tokenizer_json(control_in_base), encoding="utf-8")
     write_json(folder / "tokenizer_config.json", {"eos_token": "<|im_end|>"})
@@ -172,6 +188,22 @@ def make_checkpoint(
     write_json(folder / "generation_config.json", {"eos_token_id": stops})
     (folder / "README.md").write_text("---\nlicense: mit\nrondo_demo: true\n---\n# A model\n")
     return tensors
+
+
+def stack_experts(tensors: dict[str, Tensor], where: str = "") -> dict[str, Tensor]:
+    """The tensors with the experts of layers that match `where` in two tensors, as BF16 repos have them."""
+    stacked, experts = {}, defaultdict(list)
+    for name, tensor in tensors.items():
+        match = re.fullmatch(r"(.*\.mlp\.experts)\.\d+\.(gate|up|down)_proj\.weight", name)
+        if match and re.search(where, name):
+            experts[match[1], "down" if match[2] == "down" else "gate_up"].append(tensor)
+        else:
+            stacked[name] = tensor
+    for (prefix, part), matrices in experts.items():
+        if part == "gate_up":
+            matrices = [torch.cat(pair) for pair in zip(matrices[::2], matrices[1::2], strict=True)]
+        stacked[f"{prefix}.{part}_proj"] = torch.stack(matrices)
+    return stacked
 
 
 def control_id(content: str, control_in_base: bool = True) -> int:

@@ -10,8 +10,9 @@ added to the saved folder.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -47,6 +48,7 @@ class Case:
     stored: str  # float32 | bfloat16 | mixed: bfloat16 with A_log and the gated norm in float32
     vocab: int = 288
     theta: float = 1e4
+    experts: tuple[int, int] = (0, 0)  # routed experts of a layer, those that a token runs
 
     @property
     def text(self) -> dict[str, object]:
@@ -73,6 +75,17 @@ class Case:
                 "partial_rotary_factor": self.rotary,
             },
             "mtp_num_hidden_layers": 1,
+        } | self._experts
+
+    @property
+    def _experts(self) -> dict[str, object]:
+        if not self.experts[0]:
+            return {}
+        return {
+            "num_experts": self.experts[0],
+            "num_experts_per_tok": self.experts[1],
+            "moe_intermediate_size": self.hidden // 2,
+            "shared_expert_intermediate_size": self.hidden * 3 // 2,
         }
 
 
@@ -87,27 +100,44 @@ CASES = (
         "demo-like", "dddaddda", 128, (2, 1), 64, 0.25, 1, 3, 128, 128, False, True, "bfloat16", 320, 1e7
     ),
 )  # fmt: skip
+MOE_CASES = (
+    Case(
+        "one-of-four-experts", "ddda", 64, (2, 1), 32, 0.5, 2, 2, 16, 16, False, False, "float32",
+        experts=(4, 1),
+    ),
+    Case(
+        "three-of-ten-experts", "dadda", 64, (4, 2), 64, 0.25, 2, 3, 16, 32, False, True, "mixed",
+        experts=(10, 3),
+    ),
+    Case(
+        "all-of-five-experts", "daad", 96, (2, 2), 32, 0.5, 1, 2, 32, 32, True, True, "bfloat16",
+        experts=(5, 5),
+    ),
+    Case(
+        "eight-of-sixteen-experts", "dddaddda", 64, (4, 1), 32, 0.25, 2, 2, 16, 16, False, True,
+        "bfloat16", 301, experts=(16, 8),
+    ),
+)  # fmt: skip
 # Small, with every kind of head sharing: for the tests of the sequence state.
 STATE_CASE = Case("state", "dadd", 64, (4, 2), 32, 0.5, 2, 3, 32, 32, False, True, "bfloat16")
+MOE_STATE_CASE = replace(STATE_CASE, name="expert state", experts=(6, 2))
 
 
 def make_oracle(case: Case, seed: int) -> torch.nn.Module:
     """The `transformers` model in float32 with drawn weights."""
-    from transformers import (
-        Qwen3_5Config,
-        Qwen3_5ForCausalLM,
-        Qwen3_5ForConditionalGeneration,
-        Qwen3_5TextConfig,
-    )
+    import transformers
+
+    def named(end: str) -> Any:
+        return getattr(transformers, ("Qwen3_5Moe" if case.experts[0] else "Qwen3_5") + end)
 
     if case.nested:
         vision = VISION | {"out_hidden_size": case.hidden}
-        config = Qwen3_5Config(
+        config = named("Config")(
             text_config=case.text, vision_config=vision, tie_word_embeddings=case.tied
         )
-        model = Qwen3_5ForConditionalGeneration(config).eval()
+        model = named("ForConditionalGeneration")(config).eval()
     else:
-        model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**case.text)).eval()
+        model = named("ForCausalLM")(named("TextConfig")(**case.text)).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -182,7 +212,10 @@ def _draw(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
         return 0.5 + 0.3 * normal
     if len(shape) == 1:  # zero-centred norms
         return 0.2 * normal
-    gain = 0.3 if name.endswith(("out_proj.weight", "o_proj.weight", "down_proj.weight")) else 1.0
+    residual = ("out_proj.weight", "o_proj.weight", "down_proj.weight", "experts.down_proj")
+    gain = 0.3 if name.endswith(residual) else 1.0
+    if name.endswith("mlp.gate.weight"):
+        gain = 3.0  # a router that has made up its mind
     return gain * normal * shape[-1] ** -0.5
 
 
@@ -208,12 +241,20 @@ def _draw_mtp(case: Case, seed: int) -> dict[str, Tensor]:
         "layers.0.self_attn.o_proj": (hidden, query),
         "layers.0.self_attn.q_norm": (case.head_dim,),
         "layers.0.self_attn.k_norm": (case.head_dim,),
-        "layers.0.mlp.gate_proj": (inner, hidden),
-        "layers.0.mlp.up_proj": (inner, hidden),
-        "layers.0.mlp.down_proj": (hidden, inner),
     }
-    generator = torch.Generator().manual_seed(seed)
+    mlp = "layers.0.mlp." + ("shared_expert." if case.experts[0] else "")
+    shapes |= {mlp + "gate_proj": (inner, hidden), mlp + "up_proj": (inner, hidden)}
+    shapes |= {mlp + "down_proj": (hidden, inner)}
     names = {f"mtp.{name}.weight": shape for name, shape in shapes.items()}
+    if case.experts[0]:
+        count, size = case.experts[0], hidden // 2
+        names |= {
+            "mtp.layers.0.mlp.gate.weight": (count, hidden),
+            "mtp.layers.0.mlp.shared_expert_gate.weight": (1, hidden),
+            "mtp.layers.0.mlp.experts.gate_up_proj": (count, 2 * size, hidden),
+            "mtp.layers.0.mlp.experts.down_proj": (count, hidden, size),
+        }
+    generator = torch.Generator().manual_seed(seed)
     return {name: _draw(name, torch.Size(shape), generator) for name, shape in names.items()}
 
 

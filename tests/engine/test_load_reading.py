@@ -20,6 +20,8 @@ from engine.api import LoadProgress
 from engine.errors import Cancelled, MemoryShortError
 from engine.load.checkpoint import inspect_checkpoint, memory_need, read_checkpoint
 from engine.load.memory import available_memory_bytes
+from engine.load.stored import Dense
+from engine.load.weights import parts_of
 
 
 def test_progress_rises_to_the_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +57,17 @@ def test_cancel_stops_within_a_step_and_a_second_try_works(
     assert len(past_half) == 1  # nothing was read after the cancel
     cancel.clear()
     assert read_checkpoint(tmp_path, cancel=cancel).config.layers == 4
+
+
+def test_what_is_read_is_no_view_of_anything_larger(tmp_path: Path) -> None:
+    """Packing empties a tensor to free its memory; a view's memory would stay with what it was cut from."""
+    make_checkpoint(tmp_path, dtype=torch.float32)
+    for keep_float32 in (True, False):
+        weights = read_checkpoint(tmp_path, keep_float32=keep_float32).weights
+        linears = [part for part in parts_of(weights) if isinstance(part, Dense)]
+        assert len(linears) > 20
+        assert not any(each.weight._is_view() for each in linears)
+        assert not weights.embed._is_view()
 
 
 def test_a_cancel_before_the_start_reads_nothing(tmp_path: Path) -> None:

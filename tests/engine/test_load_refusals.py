@@ -102,7 +102,7 @@ def test_a_read_error_of_the_disk(folder: Path, monkeypatch: pytest.MonkeyPatch)
 # Models of another kind
 
 
-@pytest.mark.parametrize("model_type", ["qwen4_exp", "qwen3_next", "qwen3_5_moe", "llama"])
+@pytest.mark.parametrize("model_type", ["qwen4_exp", "qwen3_next", "llama"])
 def test_another_architecture(folder: Path, model_type: str) -> None:
     edit_json(folder / "config.json", lambda config: config.update(model_type=model_type))
     assert model_type in refusal(folder, r"config\.json: model_type", UnsupportedModelError).cause

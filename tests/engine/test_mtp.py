@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from backends import BackendKind, Loaded
-from oracle import CASES, STATE_CASE, Case, oracle_hidden, token_ids
+from oracle import CASES, MOE_CASES, STATE_CASE, Case, oracle_hidden, token_ids
 from torch import Tensor
 from torch.nn import functional
 
@@ -66,9 +66,28 @@ class Twin:
         gated = (mixed * both[..., size:].sigmoid()).reshape(count, -1)
         x = x + self.product(gated, attention + "o_proj")
         normed = self.norm(x, "layers.0.post_attention_layernorm")
-        gate = functional.silu(self.product(normed, "layers.0.mlp.gate_proj"))
-        up = self.product(normed, "layers.0.mlp.up_proj")
-        return self.norm(x + self.product(gate * up, "layers.0.mlp.down_proj"), "norm")
+        if self.case.experts[0]:
+            return self.norm(x + self.experts(normed), "norm")
+        return self.norm(x + self.gated(normed, "layers.0.mlp."), "norm")
+
+    def gated(self, x: Tensor, name: str) -> Tensor:
+        gate = functional.silu(self.product(x, name + "gate_proj"))
+        return self.product(gate * self.product(x, name + "up_proj"), name + "down_proj")
+
+    def experts(self, x: Tensor) -> Tensor:
+        """Every expert on every row, weighted by chances that are 0 for all but the chosen ones."""
+        mlp, tensors = "layers.0.mlp.", self.tensors
+        both = torch.einsum("th,eih->tei", x, tensors[mlp + "experts.gate_up_proj"])
+        gate, up = both.chunk(2, -1)
+        y = torch.einsum(
+            "tei,ehi->teh", functional.silu(gate) * up, tensors[mlp + "experts.down_proj"]
+        )
+        chances = self.product(x, mlp + "gate").softmax(-1)
+        least = chances.topk(self.case.experts[1]).values[:, -1:]
+        chosen = torch.where(chances < least, 0.0, chances)
+        weights = chosen / chosen.sum(-1, keepdim=True)
+        shared = self.product(x, mlp + "shared_expert_gate").sigmoid()
+        return (weights[..., None] * y).sum(1) + shared * self.gated(x, mlp + "shared_expert.")
 
     def draft(self, hidden: Tensor, following: Sequence[int], depth: int) -> list[int]:
         """`depth` tokens after the pairs; further pairs take the head's own output as hidden."""
@@ -85,7 +104,7 @@ def draft_of_twin(loaded: Loaded, ids: Sequence[int], anchor: int, depth: int) -
     return Twin(loaded).draft(hidden, [*ids[1:], anchor], depth)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *MOE_CASES], ids=lambda case: case.name)
 def test_rows_agree_with_the_twin(loaded_case: Callable[[Case], Loaded], case: Case) -> None:
     loaded = loaded_case(case)
     ids = token_ids(case, 48, seed=21)
@@ -103,7 +122,7 @@ def test_rows_agree_with_the_twin(loaded_case: Callable[[Case], Loaded], case: C
         assert ((got - damaged.rows(hidden, ids[1:])) @ twin.head.T).abs().max() > 1e-2, name
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *MOE_CASES], ids=lambda case: case.name)
 def test_drafts_agree_with_the_twin(loaded_case: Callable[[Case], Loaded], case: Case) -> None:
     loaded = loaded_case(case)
     backend = ReferenceBackend(loaded.config, loaded.weights, capacity=160, dtype=torch.float32)

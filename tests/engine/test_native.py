@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import psutil
@@ -15,7 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.knobs import KnobSet
+from engine.load.stored import Dense
 from engine.load.synthetic import synthetic_weights
+from engine.load.weights import parts_of
 from engine.model.byte_model import ByteModel
 from engine.model.config import ModelConfig
 from engine.model.native import NativeBackend
@@ -52,14 +55,25 @@ CONFIG = ModelConfig.from_dict(
         "tie_word_embeddings": False,
     }
 )
+EXPERTS = replace(CONFIG, experts=9, experts_per_token=3, expert_size=80)
 FORMATS = ("nvfp4", "bf16")
+CASES = (*FORMATS, "nvfp4 experts", "bf16 experts")
 
 
-def make(weight_format: str, threads: int = 1, **knobs: str) -> NativeBackend:
+def case_of(text: str) -> tuple[ModelConfig, str, list[str]]:
+    """(config, weight format, switches that are on) of a case in words."""
+    weight_format, *words = text.split()
+    config = EXPERTS if "experts" in words else CONFIG
+    return config, weight_format, [word for word in words if word != "experts"]
+
+
+def make(case: str, threads: int = 1, **knobs: str) -> NativeBackend:
+    config, weight_format, on = case_of(case)
+    knobs |= dict.fromkeys(on, "1")
     changes = {f"QWEN38_{name}": value for name, value in knobs.items()}
     return NativeBackend(
-        CONFIG,
-        synthetic_weights(CONFIG, weight_format, seed=5),
+        config,
+        synthetic_weights(config, weight_format, seed=5),
         capacity=CAPACITY,
         knobs=KnobSet.resolve(environ={}, changes=changes),
         pool=Pool(load_library(), threads),
@@ -75,10 +89,9 @@ def one_by_one(backend: NativeBackend, ids: list[int]) -> torch.Tensor:
     return torch.stack([torch.from_numpy(backend.prefill([i]).logits[0].copy()) for i in ids])
 
 
-@pytest.fixture(scope="module", params=[*FORMATS, "nvfp4 KV_FP8"])
+@pytest.fixture(scope="module", params=[*CASES, "nvfp4 KV_FP8"])
 def backend(request: pytest.FixtureRequest) -> Iterator[NativeBackend]:
-    weight_format, *on = request.param.split()
-    made = make(weight_format, **dict.fromkeys(on, "1"))
+    made = make(request.param)
     yield made
     made.close()
 
@@ -167,7 +180,7 @@ def test_the_mtp_cache_and_its_drafts_do_not_depend_on_the_history(backend: Nati
     assert drafts[0] == drafts[1] == drafts[2]
 
 
-@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize("weight_format", CASES)
 def test_two_threads_and_eager_passes_have_the_same_bits(weight_format: str) -> None:
     ids = sequence(70, seed=9)
     results = []
@@ -187,11 +200,12 @@ def test_two_threads_and_eager_passes_have_the_same_bits(weight_format: str) -> 
         assert torch.equal(logits, results[0][0])
 
 
-@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize("weight_format", CASES)
 def test_the_native_forward_follows_the_reference(weight_format: str) -> None:
     ids = sequence(90, seed=2)
-    weights = synthetic_weights(CONFIG, weight_format, seed=5)
-    reference = ReferenceBackend(CONFIG, weights, capacity=CAPACITY, dtype=torch.float32)
+    config, form, _ = case_of(weight_format)
+    weights = synthetic_weights(config, form, seed=5)
+    reference = ReferenceBackend(config, weights, capacity=CAPACITY, dtype=torch.float32)
     exact = reference.all_logits(ids)
     backend = make(weight_format)
     ours = backend.all_logits(ids)
@@ -299,8 +313,9 @@ def test_rows_outside_the_context_or_the_pass_are_refused(backend: NativeBackend
             backend.commit(keep)
 
 
-def test_packing_frees_the_stored_weights() -> None:
-    weights = synthetic_weights(CONFIG, "nvfp4", seed=5)
+@pytest.mark.parametrize("weight_format", ["nvfp4", "fp8", "bf16"])
+def test_packing_frees_the_stored_weights(weight_format: str) -> None:
+    weights = synthetic_weights(CONFIG, weight_format, seed=5)
     stored = ByteModel.of(CONFIG, weights).trunk_bytes
     backend = NativeBackend(
         CONFIG,
@@ -311,6 +326,9 @@ def test_packing_frees_the_stored_weights() -> None:
     )
     backend.close()
     assert stored > 100_000
-    assert weights.layers[0].in_qkv.codes.numel() == 0
-    assert weights.layers[3].gate.codes.numel() == 0
+    linears = [part for part in parts_of(weights) if not isinstance(part, torch.Tensor)]
+    assert len(linears) > 30
+    for linear in linears:
+        codes = linear.weight if isinstance(linear, Dense) else linear.codes
+        assert codes.numel() == 0
     assert weights.embed.numel() == 0

@@ -20,7 +20,7 @@ from engine.load.weights import parts_of
 from engine.measure.shapes import named_shape
 from engine.model.config import ModelConfig
 from ops import slice_model
-from ops.slice_model import main, published_config
+from ops.slice_model import main, published_config, write_slice
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +76,23 @@ def test_it_answers_with_its_mtp_layer_drafting(folder: Path) -> None:
     assert answer.drafted_tokens > 0
 
 
-@pytest.mark.parametrize("name", ["qwen3.8-27b:4", "qwen3.5-0.8b:8", "demo"])
+@pytest.mark.parametrize("name", ["qwen3.8-27b:4", "qwen3.5-0.8b:8", "demo", "qwen3.5-35b-a3b:4"])
 def test_the_config_reads_back_as_the_shape(name: str) -> None:
     config = named_shape(name, mtp=True).config
     assert ModelConfig.from_dict(published_config(config)) == config
+
+
+def test_experts_are_the_synthetic_ones_bit_for_bit(tmp_path: Path) -> None:
+    config = named_shape("demo:4", vocab=5000, mtp=True).config
+    config = replace(config, tied=False, experts=6, experts_per_token=2, expert_size=64)
+    write_slice(config, tmp_path / "model", seed=3)
+    checkpoint = read_checkpoint(tmp_path / "model", context_tokens=64)
+    assert checkpoint.config == config
+    wanted = list(parts_of(synthetic_weights(config, "nvfp4", seed=3)))
+    found = list(parts_of(checkpoint.weights))
+    assert [type(part) for part in found] == [type(part) for part in wanted]
+    for got, want in zip(found, wanted, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(_bytes(got), _bytes(want), strict=True))
 
 
 def test_a_folder_that_holds_something_is_refused_and_left_alone(

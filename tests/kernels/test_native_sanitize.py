@@ -32,7 +32,7 @@ for module in dict.fromkeys(operation(name).check for name in names):
     print(module, len(results), "ok")
 """
 ROOT = Path(__file__).parents[2]
-PRODUCTS = ("nvfp4_linear", "fp8_linear", "bf16_linear", "e2m1")
+PRODUCTS = ("nvfp4_linear", "fp8_linear", "bf16_linear", "e2m1", "moe")
 LAYERS = (
     "embedding", "rms_norm", "causal_conv", "gated_delta", "rope", "attention", "block_attention",
     "block_conv", "elementwise", "head",

@@ -128,7 +128,7 @@ def test_a_tied_head_may_be_declared_in_either_place(place: str) -> None:
 
 @pytest.mark.parametrize(
     "model_type",
-    ["qwen4_exp", "qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text", "llama", None, 7, ["qwen3_5"]],
+    ["qwen4_exp", "qwen3_next", "qwen3_5_vl", "llama", None, 7, ["qwen3_5"]],
 )
 @pytest.mark.parametrize("nested", [False, True])
 def test_other_model_types_are_refused(model_type: Any, nested: bool) -> None:

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -84,7 +84,7 @@ def cached_gguf(config: ModelConfig, shape_name: str, kind: str) -> Path:
     Raises:
         RondoError: the folder cannot be written or the disk is too small; says what is needed.
     """
-    identity = json.dumps([_LAYOUT, kind, asdict(config)], sort_keys=True)
+    identity = json.dumps([_LAYOUT, kind, config.geometry()], sort_keys=True)
     digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
     folder = _cache_folder()
     path = folder / f"{shape_name.replace(':', '-')}-{kind}-{digest}.gguf"

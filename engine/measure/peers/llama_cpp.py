@@ -11,7 +11,13 @@ import llama_cpp as lib
 from engine.errors import RondoError
 from engine.measure.peers.gguf_file import HEAD_TYPE, cached_gguf, read_bytes
 from engine.measure.peers.process import PeerError
-from engine.measure.peers.worker import LoadedPeer, Specification, require_memory, serve
+from engine.measure.peers.worker import (
+    LoadedPeer,
+    Specification,
+    require_dense,
+    require_memory,
+    serve,
+)
 
 _MICRO_BATCH = 512  # llama.cpp's default
 _WARNING_LEVEL = 3
@@ -91,6 +97,7 @@ class LlamaModel:
 def load(specification: Specification) -> LoadedPeer:
     """Write or find the weights, then load them."""
     kind, config = specification.variant, specification.config
+    require_dense(config)
     weights = read_bytes(config, kind)
     require_memory(2 * weights, f"llama.cpp with {kind} weights (file and repacked copy)")
     path = cached_gguf(config, specification.shape_name, kind)

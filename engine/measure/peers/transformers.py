@@ -9,7 +9,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from engine.measure.peers.worker import LoadedPeer, Specification, require_memory, serve
+from engine.measure.peers.worker import (
+    LoadedPeer,
+    Specification,
+    require_dense,
+    require_memory,
+    serve,
+)
 from engine.model.config import ModelConfig
 
 _INT4_GROUP = 64
@@ -78,6 +84,7 @@ class PackedInt4(nn.Module):
 def load(specification: Specification) -> LoadedPeer:
     """Build the model in BF16 and, for INT4, pack its linears one by one."""
     config = specification.config
+    require_dense(config)
     untied = config.vocab_size * config.hidden_size if config.tied else 0
     require_memory(2 * (config.parameters + untied), "transformers with BF16 weights")
     torch.set_num_threads(specification.threads)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from engine.errors import MemoryShortError, RondoError
+from engine.errors import MemoryShortError, RondoError, UsageError
 from engine.load.memory import available_memory_bytes
 from engine.measure.rounds import RoundTimer, TimedModel
 from engine.model.config import ModelConfig
@@ -88,6 +88,15 @@ def serve(load: Callable[[Specification], LoadedPeer]) -> None:
     for line in requests:
         request = json.loads(line)
         reply({"ms": timer.turn(request["suite"], request["rows"])})
+
+
+def require_dense(config: ModelConfig) -> None:
+    """UsageError for a mixture-of-experts shape: no peer is given its routed experts."""
+    if config.experts:
+        raise UsageError(
+            "Peers are timed on dense shapes only; this one has mixture-of-experts layers.",
+            next_step="Leave --peers out for this shape.",
+        )
 
 
 def require_memory(needed_bytes: int, what: str) -> None:
