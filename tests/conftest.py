@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,11 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_variable] = THREADS
 for _variable in [name for name in os.environ if name.startswith("QWEN38_")]:
     del os.environ[_variable]
+
+# A run behind `nohup` or `&` is told to ignore these, and every process that a test starts would be, too.
+for _name, _handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
+    if hasattr(signal, _name) and signal.getsignal(getattr(signal, _name)) is signal.SIG_IGN:
+        signal.signal(getattr(signal, _name), _handler)
 
 # The same examples on every machine and every run: a red test can be rerun.
 settings.register_profile("rondo", deadline=None, derandomize=True, database=None)

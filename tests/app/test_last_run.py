@@ -92,13 +92,7 @@ def test_signals_close_the_window(tmp_path: Path, number: signal.Signals) -> Non
         "XDG_DATA_HOME": str(tmp_path),
         "XDG_CONFIG_HOME": str(tmp_path),
     }
-    # Whatever started the tests may ignore the signal, as `nohup` does, and a child inherits that.
-    code = f"""
-import signal
-signal.signal({int(number)}, signal.SIG_DFL)
-from app.__main__ import main
-raise SystemExit(main(['--fake', 'steady']))
-"""
+    code = "from app.__main__ import main; raise SystemExit(main(['--fake', 'steady']))"
     with _start(code, env=env) as process:
         end = time.monotonic() + 30
         while not list(tmp_path.rglob("run-*.log")):
