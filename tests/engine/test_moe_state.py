@@ -15,7 +15,7 @@ import test_mtp_undrafted
 import test_rollback
 import test_rows_aside
 import test_tree_verify
-from backends import Loaded
+from backends import KINDS, BackendKind, Loaded
 from oracle import MOE_STATE_CASE, Case
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -30,6 +30,16 @@ MODULES = (
     test_rows_aside,
     test_tree_verify,
 )
+
+
+# Experts know nothing of the cache's format, and rounding is not what the state is about.
+@pytest.fixture(
+    scope="module",
+    params=[kind for kind in KINDS if kind.name in ("reference float32", "native")],
+    ids=lambda kind: kind.name,
+)
+def backend_factory(request: pytest.FixtureRequest) -> BackendKind:
+    return request.param
 
 
 @pytest.fixture(scope="module")
