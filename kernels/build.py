@@ -151,7 +151,7 @@ def load_library(
         NativeBuildError: no compiler, a failed compilation, or an unusable cache folder.
     """
     level = _level(isa)
-    compiler = _compiler()
+    compiler = find_compiler()
     files = sorted(_ROOT.glob("*/*.cpp")) if sources is None else sorted(sources)
     flags = [*_COMMON_FLAGS, *level.flags, *(_SANITIZE_FLAGS if sanitize else ())]
     folder = cache_folder("native")
@@ -204,7 +204,12 @@ def _matrix_unit_allowed() -> bool:
         return False
 
 
-def _compiler() -> list[str]:
+def find_compiler() -> list[str]:
+    """The C++ compiler and the options that $CXX names behind it: that one, else g++, c++ or clang++.
+
+    Raises:
+        NativeBuildError: there is none.
+    """
     named = shlex.split(os.environ.get("CXX", ""))
     for candidate in ([named] if named else []) + [["g++"], ["c++"], ["clang++"]]:
         if shutil.which(candidate[0]):

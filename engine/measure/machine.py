@@ -7,7 +7,6 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -19,6 +18,7 @@ from engine.hardware import (
     physical_core_count,
     total_memory_bytes,
 )
+from kernels.build import NativeBuildError, find_compiler
 
 _ROOT = Path(__file__).parents[2]
 _CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -103,9 +103,11 @@ def cpu_model() -> str:
 
 
 def cpp_compiler() -> str | None:
-    """Path of the C++ compiler that `kernels.build` finds, in its order; None where there is none."""
-    named = shlex.split(os.environ.get("CXX", ""))[:1]
-    return next(filter(None, map(shutil.which, (*named, "g++", "c++", "clang++"))), None)
+    """Path of the C++ compiler that the kernels are built with; None where there is none."""
+    try:
+        return shutil.which(find_compiler()[0])
+    except NativeBuildError:
+        return None
 
 
 def _caches() -> list[dict[str, Any]]:
