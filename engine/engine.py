@@ -26,7 +26,7 @@ from engine.errors import Cancelled, UsageError
 from engine.hardware import MOST_THREADS
 from engine.knob_rows import idle_notices, knob_rows, served_values
 from engine.knobs import KnobSet
-from engine.load.checkpoint import Checkpoint, read_checkpoint
+from engine.load.checkpoint import Checkpoint, Inspected, read_checkpoint
 from engine.measure.kernel_table import kernel_table
 from engine.measure.price_store import live_prices
 from engine.model.backend import PREFILL_CHUNK, Backend
@@ -36,7 +36,6 @@ from engine.model.engaged import Engaged
 from engine.numbers import grouped
 from engine.paths import profile_path
 from engine.prompt_ids import PromptIds
-from engine.prompt_room import fitted
 from engine.request import checked_sampling
 from engine.spec.decode import DecodeLoop, Round
 from engine.spec.drafter import Drafter
@@ -79,7 +78,7 @@ class Engine(EngineCompares):
         self._round_sum_lock = threading.Lock()
         self._engaged = Engaged()
         self._memory = memory
-        self._prompts = PromptIds(checkpoint, backend.capacity)
+        self._prompts = PromptIds(checkpoint, checkpoint.config, backend.capacity)
         # Of the backend alone: a cycle through this engine would keep a closed model in memory.
         self._drafters = Drafters(
             backend, memory, lambda knobs: live_prices(backend, knobs.path("STAIR_TABLES"))
@@ -98,6 +97,7 @@ class Engine(EngineCompares):
         compute: str | None = None,
         context_tokens: int | None = None,
         remember: bool = False,
+        first: GenerateRequest | None = None,
         on_progress: Callable[[LoadProgress], None] | None = None,
         on_trouble: Callable[[str], None] | None = None,
         cancel: threading.Event | None = None,
@@ -106,7 +106,8 @@ class Engine(EngineCompares):
 
         `profile` is serve, an env file, or None for defaults. `compute="float32"` runs the
         reference operations in float32, for comparison with an oracle. `remember` opens the suffix store that
-        QWEN38_SUFFIX_STORE names; whoever measures leaves it closed. `on_trouble(sentence)` hears, perhaps
+        QWEN38_SUFFIX_STORE names; whoever measures leaves it closed. `first` is a request that will be asked:
+        what is wrong with it is raised before a weight is read. `on_trouble(sentence)` hears, perhaps
         from another thread, what goes wrong with its files. Raises RondoError of some kind with the cause;
         nothing stays allocated then.
         """
@@ -127,8 +128,16 @@ class Engine(EngineCompares):
             )
         wanted_tokens = context_tokens or DEFAULT_CONTEXT_TOKENS
         give_back_memory()
+
+        def check_first(found: Inspected) -> None:
+            if first is not None:
+                config = found.plan.config
+                tokens = min(wanted_tokens, config.context_tokens)
+                PromptIds(found, config, tokens).fitted(first)
+
         checkpoint = read_checkpoint(
             path,
+            on_found=check_first,
             on_progress=on_progress,
             cancel=cancel,
             keep_float32=compute == "float32",
@@ -281,10 +290,7 @@ class Engine(EngineCompares):
                 f"A text of {len(follow)} tokens cannot be followed for {request.max_tokens}."
             )
         sampling = checked_sampling(request)
-        ids, thinking = self.prompt_ids(request)
-        ids, dropped = fitted(
-            ids, self._backend.capacity, truncate=request.truncate, max_tokens=request.max_tokens
-        )
+        ids, thinking, dropped = self._prompts.fitted(request)
         if request.speculate and drafter is None:
             self._prepare_drafters()
         stream = AnswerStream(self._checkpoint, request.stop, thinking, on_text)

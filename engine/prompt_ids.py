@@ -7,21 +7,34 @@ from collections.abc import Sequence
 
 from engine.api import GenerateRequest
 from engine.errors import PromptError, UsageError
-from engine.load.checkpoint import Checkpoint
+from engine.load.checkpoint import Checkpoint, Inspected
+from engine.model.config import ModelConfig
 from engine.numbers import grouped
+from engine.prompt_room import fitted
 
 
 class PromptIds:
-    """Requests to one loaded model as token ids that it takes.
+    """Requests to one model, loaded or only looked at, as token ids that it takes.
 
     capacity: positions that its context holds.
     """
 
-    def __init__(self, checkpoint: Checkpoint, capacity: int) -> None:
-        self._tokenizer = checkpoint.tokenizer
-        self._template = checkpoint.template
-        self._vocab_size = checkpoint.config.vocab_size
+    def __init__(self, model: Checkpoint | Inspected, config: ModelConfig, capacity: int) -> None:
+        self._tokenizer = model.tokenizer
+        self._template = model.template
+        self._vocab_size = config.vocab_size
         self._capacity = capacity
+
+    def fitted(self, request: GenerateRequest) -> tuple[list[int], bool, int]:
+        """As `of`, cut to the context where the request allows that; the last: tokens that were cut.
+
+        Raises also PromptError for a prompt that does not fit.
+        """
+        ids, thinking = self.of(request)
+        kept, dropped = fitted(
+            ids, self._capacity, truncate=request.truncate, max_tokens=request.max_tokens
+        )
+        return kept, thinking, dropped
 
     def of(self, request: GenerateRequest) -> tuple[list[int], bool]:
         """The prompt's token ids and whether the answer starts inside a thinking part.

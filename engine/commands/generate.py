@@ -97,6 +97,7 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
         arguments,
         cancel,
         remember=True,
+        first=request,
         on_trouble=lambda trouble: print(f"note: {trouble}", file=sys.stderr),
         on_progress=None if arguments.json else _show_progress,
     ) as engine:

@@ -123,6 +123,7 @@ def read_checkpoint(
     context_tokens: int | None = None,
     keep_float32: bool = False,
     scaled_kv: bool = False,
+    on_found: Callable[[Inspected], None] | None = None,
     on_progress: Callable[[LoadProgress], None] | None = None,
     cancel: threading.Event | None = None,
     available_bytes: int | None = None,
@@ -134,6 +135,7 @@ def read_checkpoint(
         context_tokens: the context the caller will hold, for the memory estimate; None: the model's own.
         keep_float32: leave F32 tensors as they are instead of rounding them to BF16.
         scaled_kv: the context will be held in e4m3, for the memory estimate.
+        on_found: called with what is known before a weight is read; what it raises ends the opening.
         on_progress: called with bytes read and the total, rising, the last time with both equal.
         cancel: checked at least every 64 MB.
         available_bytes: memory to stay within; None asks the machine.
@@ -147,6 +149,8 @@ def read_checkpoint(
     if cancel is not None and cancel.is_set():
         raise Cancelled("Opening the model was cancelled.")
     found = inspect_checkpoint(path)
+    if on_found is not None:
+        on_found(found)
     plan, config = found.plan, found.plan.config
     available = available_memory_bytes() if available_bytes is None else available_bytes
     need = memory_need(plan, context_tokens, keep_float32=keep_float32, scaled_kv=scaled_kv)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from checkpoints import make_checkpoint
 
-from engine.cli import OK, USAGE, main
+from engine.cli import FAILED, OK, USAGE, main
+from engine.load import checkpoint
 
 
 def test_a_sampling_value_out_of_range_is_told_before_a_model_is_opened(
@@ -53,3 +54,35 @@ def test_a_thinking_choice_needs_a_template_with_the_switch(
         f"has no thinking switch, so thinking cannot be switched {choice}."
     )
     assert "chat_template.jinja" in error["next_step"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "said"),
+    [
+        (("--prompt", "hi", "--thinking", "on"), USAGE, "has no thinking switch"),
+        (("--prompt", " \n"), FAILED, "The message is empty"),
+        (("--prompt", "", "--raw"), FAILED, "The prompt is empty"),
+        (("--prompt", "a b " * 20, "--context", "8"), FAILED, "the context holds 8"),
+    ],
+)
+def test_what_the_model_cannot_be_asked_is_told_before_its_weights_are_read(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    asked: tuple[str, ...],
+    code: int,
+    said: str,
+) -> None:
+    make_checkpoint(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "TensorReader", _no_weight)
+        assert main(["generate", "--model", str(tmp_path), *asked]) == code
+        assert said in capsys.readouterr().err
+    if "--context" in asked:  # a prompt that may be cut is no reason to refuse
+        one = ["--truncate", "--max-tokens", "1"]
+        assert main(["generate", "--model", str(tmp_path), *asked, *one]) == OK
+
+
+def _no_weight(*_: object) -> None:
+    raise AssertionError("a weight was read")
