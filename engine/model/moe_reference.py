@@ -15,6 +15,7 @@ from torch import Tensor
 from engine.load.weights import ExpertWeights, LayerWeights
 from kernels.bf16_linear.reference import linear
 from kernels.elementwise.reference import silu_mul
+from kernels.moe.reference import route
 
 
 def mlp(layer: LayerWeights, x: Tensor, per_token: int, chosen: set[int] | None = None) -> Tensor:
@@ -29,7 +30,8 @@ def mlp(layer: LayerWeights, x: Tensor, per_token: int, chosen: set[int] | None 
     if layer.moe is None:
         return _gated(layer, x)
     router, gate = layer.moe.router.weight, layer.moe.shared_gate.weight
-    weights, experts = route(_by_row(lambda row: linear(row, router), x), per_token)
+    logits = _by_row(lambda row: linear(row, router), x)
+    experts, weights = route(logits, per_token, x.dtype)
     out = torch.zeros_like(x)
     hit = sorted(set(experts.flatten().tolist()))
     for expert in hit:  # ascending: the order of every row's sum
@@ -39,19 +41,6 @@ def mlp(layer: LayerWeights, x: Tensor, per_token: int, chosen: set[int] | None 
     if chosen is not None:
         chosen.update(hit)
     return out + _by_row(lambda row: linear(row, gate).sigmoid() * _gated(layer, row), x)
-
-
-def route(logits: Tensor, per_token: int) -> tuple[Tensor, Tensor]:
-    """(weights, experts) of every row, both [T, per_token], the likeliest expert first.
-
-    The largest `logits` [T, experts] (of equal ones the lower index), as the native kernels choose: chances of
-    logits that differ may be equal in float32. Their chances, by a softmax in float32 over all experts, are
-    renormalised by their sum and rounded to the dtype of the logits.
-    """
-    experts = logits.sort(dim=-1, descending=True, stable=True).indices[:, :per_token]
-    best = logits.softmax(-1, dtype=torch.float32).gather(-1, experts)
-    weights = best / best.sum(-1, keepdim=True)
-    return weights.to(logits.dtype), experts
 
 
 def _gated(weights: LayerWeights | ExpertWeights, x: Tensor) -> Tensor:

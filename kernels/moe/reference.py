@@ -12,11 +12,12 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def route(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """(experts int32 [R, k] best first, weights bf16 [R, k]) of router logits [R, E].
+def route(logits: Tensor, top_k: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
+    """(experts int32 [R, k] best first, weights [R, k] in `dtype`) of router logits [R, E].
 
-    Softmax over all experts in float32; the k largest logits, of equals the lower expert; their shares divided
-    by the sum of these, then rounded. A row whose softmax is no number gets the experts 0..k-1 and NaN.
+    Softmax over all experts in float32; the k largest logits, of equals the lower expert (logits that differ
+    may have equal shares); their shares divided by the sum of these, then rounded. A row whose softmax is no
+    number gets the experts 0..k-1 and NaN.
     """
     wide = logits.float()
     shares = torch.softmax(wide, -1)
@@ -25,7 +26,7 @@ def route(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     order = torch.where(broken, torch.arange(top_k), order)
     chosen = shares.gather(-1, order)
     weights = chosen / chosen.sum(-1, keepdim=True)
-    return order.int(), weights.masked_fill(broken, torch.nan).bfloat16()
+    return order.int(), weights.masked_fill(broken, torch.nan).to(dtype)
 
 
 def experts(x: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:

@@ -14,9 +14,8 @@ from torch import Tensor
 from engine.load.stored import Dense
 from engine.load.weights import ExpertWeights, LayerWeights, MoeWeights, parts_of
 from engine.model.byte_model import ByteModel
-from engine.model.moe_reference import mlp, route
+from engine.model.moe_reference import mlp
 from engine.model.reference import ReferenceBackend
-from kernels.moe.reference import route as kernel_route
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -81,28 +80,15 @@ def test_a_row_has_the_same_bits_in_any_pass(loaded: Loaded) -> None:
     assert torch.equal(mlp(layer, x[order], 3), whole[order])
 
 
-def test_of_equal_logits_the_lower_index_is_taken() -> None:
-    logits = torch.tensor([[1.0, 3.0, 2.0, 3.0, 2.0, 2.0], [0.0] * 6], dtype=torch.bfloat16)
-    weights, experts = route(logits, 3)
-    assert experts.tolist() == [[1, 3, 2], [0, 1, 2]]
-    chances = torch.tensor([3.0, 3.0, 2.0]).softmax(-1).bfloat16()
-    assert torch.equal(weights[0], chances)
-    assert torch.equal(weights[1], torch.tensor([1 / 3] * 3).bfloat16())
-
-
-def test_of_equal_chances_the_larger_logit_is_taken() -> None:
-    logits = torch.tensor([[1e-9, 3e-9, 0.0, 2e-9]], dtype=torch.bfloat16)
-    assert logits.float().softmax(-1).unique().numel() == 1
-    weights, experts = route(logits, 2)
-    assert experts.tolist() == [[1, 3]]
-    assert weights.tolist() == [[0.5, 0.5]]
-    assert torch.equal(experts.int(), kernel_route(logits, 2)[0])
-
-
-def test_all_experts_have_the_whole_softmax() -> None:
-    logits = torch.randn(3, 5)
-    weights, experts = route(logits, 5)
-    assert torch.allclose(weights, logits.softmax(-1).gather(1, experts))
+def test_a_row_of_nan_stays_alone(loaded: Loaded) -> None:
+    layer = our_layer(their_block(7, 3, torch.bfloat16), loaded.weights.layers[0])
+    x = torch.randn(4, HIDDEN).bfloat16()
+    clean = mlp(layer, x, 3)
+    x[2, 5] = torch.nan
+    broken = mlp(layer, x, 3)
+    assert bool(broken[2].isnan().all())
+    others = [0, 1, 3]
+    assert torch.equal(broken[others], clean[others])
 
 
 def test_a_pass_reads_the_experts_that_its_rows_run(loaded: Loaded) -> None:

@@ -29,11 +29,22 @@ def test_of_equal_logits_the_lower_expert_is_chosen() -> None:
     assert weights[0, 0] == weights[0, 1] > weights[0, 2]
 
 
+def test_of_equal_shares_the_larger_logit_is_chosen() -> None:
+    logits = torch.tensor([[1e-9, 3e-9, 0.0, 2e-9]], dtype=torch.bfloat16)
+    assert logits.float().softmax(-1).unique().numel() == 1
+    chosen, weights = route(logits, 2)
+    assert chosen.tolist() == [[1, 3]]
+    assert weights.tolist() == [[0.5, 0.5]]
+
+
 def test_the_weights_of_all_experts_are_the_softmax() -> None:
     logits = _random(4, 6, seed=2)
     chosen, weights = route(logits, 6)
     shares = torch.softmax(logits, -1).gather(-1, chosen.long())
     torch.testing.assert_close(weights.float(), shares, rtol=2**-8, atol=0)
+    exact = route(logits, 6, torch.float32)[1]
+    torch.testing.assert_close(exact, shares, rtol=2**-22, atol=0)
+    assert torch.equal(exact.bfloat16(), weights)
 
 
 def test_a_row_without_a_softmax_gets_the_first_experts_and_nan() -> None:
