@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.allocation import memory_short
 from engine.errors import Cancelled, RondoError, UsageError
-from engine.interrupt import INTERRUPTED
+from engine.interrupt import INTERRUPTED, ending_at_once
 from engine.numbers import SPACE
 from engine.paths import demo_model
 
@@ -34,6 +34,7 @@ OK, FAILED, USAGE, GATE = 0, 1, 2, 3
 _KEPT = "What was stored before is as it was."
 _STOPPED = "rondo: interrupted; what was stored before is as it was."
 _ENDED_EARLY = "rondo: interrupted; what was done until then stands."
+_HOLD_NOTHING = ("probe", "doctor", "knobs")  # and store nothing, so they need not end in order
 _PLAIN = "plain-space-"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -62,7 +63,8 @@ def main(argv: list[str] | None = None) -> int:
     cancel = threading.Event()
     previous = signal.signal(signal.SIGINT, lambda *_: _interrupt(cancel))
     try:
-        code = arguments.run(arguments, cancel)
+        with ending_at_once(_STOPPED) if arguments.holds_nothing else contextlib.nullcontext():
+            code = arguments.run(arguments, cancel)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader went away (`rondo generate | head`), perhaps by the same Ctrl+C.
@@ -250,7 +252,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         module = importlib.import_module(f"engine.commands.{name}")
         module.add_options(command)
-        command.set_defaults(run=module.run, prog=command.prog)
+        command.set_defaults(run=module.run, prog=command.prog, holds_nothing=name in _HOLD_NOTHING)
     return parser
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from engine import cli
-from engine.commands import knobs
+from engine.commands import tune
 from engine.errors import Cancelled, RondoError
 from engine.interrupt import INTERRUPTED, end_on_interrupt
 
@@ -73,6 +73,43 @@ def test_while_a_command_reads_its_modules(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+# Presses Ctrl+C once, half a second into a native call that no signal ends: waiting for a lock of its own.
+IN_A_CALL = """
+import ctypes, os, signal, sys, threading
+from engine import cli
+from importlib import import_module
+def run(arguments, cancel):
+    def press():
+        os.kill(os.getpid(), signal.SIGINT)
+    threading.Timer(0.5, press).start()
+    lock = ctypes.create_string_buffer(64)
+    for _ in range(2):
+        ctypes.CDLL(None).pthread_mutex_lock(lock)
+import_module(f"engine.commands.{sys.argv[1]}").run = run
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("command", ["doctor", "probe", "knobs"])
+def test_a_command_that_holds_nothing_ends_at_once(command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_CALL, command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{cli._STOPPED}\n")
+
+
+def test_such_a_command_leaves_no_watch_behind(capsys: pytest.CaptureFixture[str]) -> None:
+    threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    assert cli.main(["knobs", "--json"]) == cli.OK
+    assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == (threads, files)
+    assert signal.set_wakeup_fd(-1) == -1
+
+
 def run_with(monkeypatch: pytest.MonkeyPatch, *, presses: int, raising: Exception | None) -> int:
     """Exit code of a command that prints, is interrupted and then ends, or fails."""
 
@@ -84,8 +121,8 @@ def run_with(monkeypatch: pytest.MonkeyPatch, *, presses: int, raising: Exceptio
             raise raising
         return cli.OK
 
-    monkeypatch.setattr(knobs, "run", run)
-    return cli.main(["knobs"])
+    monkeypatch.setattr(tune, "run", run)
+    return cli.main(["tune"])
 
 
 @pytest.mark.parametrize(
