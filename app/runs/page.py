@@ -36,6 +36,14 @@ _PAGE = 200  # runs read at a time
 _EMPTY = "Runs appear here: start one on the compare page, or with `rondo ab` and `rondo bench`."
 _WHOLE_ROW = QItemSelectionModel.SelectionFlag.Select | QItemSelectionModel.SelectionFlag.Rows
 _UNREADABLE = "What is chosen cannot be shown."
+# Why a button has no effect at the moment.
+_NO_RUN = "There is no stored run yet"
+_SOME_RUN = "Choose one or more runs in the list first"
+_ONE_RUN = "Choose one run in the list first"
+_DAMAGED = "What is chosen is damaged and cannot be read"
+_NO_RERUN = "A bench runs again on the command line alone: `rondo runs rerun ID`"
+_NO_MODEL = "No model is loaded yet"
+_BUSY = "The engine is busy"
 _CHOOSE = "Choose a run to read it; choose two to see what differs."
 
 
@@ -186,6 +194,7 @@ class RunsPage(QWidget):
     @Slot()
     def _on_selection(self, *_: object) -> None:
         chosen = self.selected()
+        self._say("")
         self._refresh_buttons()
         self.detail.setCurrentIndex(0)
         if len(chosen) == 1:
@@ -216,13 +225,20 @@ class RunsPage(QWidget):
     def _refresh_buttons(self, *_: object) -> None:
         chosen = set(self.selected())
         kinds = [s for s in self._summaries if s.run_id in chosen]
-        one = len(kinds) == 1
-        again = one and kinds[0].kind == "compare" and not kinds[0].damaged
-        idle = self._bridge.model is not None and not self._bridge.is_busy
-        self.rerun_button.setEnabled(again and idle)
-        self.label_button.setEnabled(one and not kinds[0].damaged)
-        self.export_button.setEnabled(any(not s.damaged for s in kinds))
-        self.delete_button.setEnabled(bool(kinds))
+        readable = [s for s in kinds if not s.damaged]
+        alone = "" if len(kinds) == 1 else _ONE_RUN if self._summaries else _NO_RUN
+        some = "" if kinds else _SOME_RUN if self._summaries else _NO_RUN
+        damaged = "" if readable else _DAMAGED
+        bench = "" if readable and readable[0].kind == "compare" else _NO_RERUN
+        _allow(self.rerun_button, alone or damaged or bench or self._why_not_now())
+        _allow(self.label_button, alone or damaged)
+        _allow(self.export_button, some or damaged)
+        _allow(self.delete_button, some)
+
+    def _why_not_now(self) -> str:
+        if self._bridge.model is None:
+            return _NO_MODEL
+        return _BUSY if self._bridge.is_busy else ""
 
     # Commands.
 
@@ -296,6 +312,7 @@ class RunsPage(QWidget):
     def choose_folder(self) -> None:
         """Ask where the selected runs go, as CSV."""
         if not self.export_button.isEnabled():
+            self._say(self.export_button.toolTip() + ".")
             return
         dialog = QFileDialog(self, "Export the CSV files into a folder")
         dialog.setFileMode(QFileDialog.FileMode.Directory)
@@ -309,8 +326,7 @@ class RunsPage(QWidget):
 
         def write() -> None:
             written = self._bridge.export_runs(self.selected(), folder)
-            self.notice.setText("✓ Written: " + ", ".join(written))
-            self.notice.show()
+            self._say("✓ Written: " + ", ".join(written))
 
         self._try(write)
 
@@ -319,6 +335,16 @@ class RunsPage(QWidget):
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         dialog.open()
 
+    def _say(self, words: str) -> None:
+        self.notice.setText(words)
+        self.notice.setVisible(bool(words))
+
     def _try(self, action: Callable[[], object]) -> bool:
-        self.notice.hide()
+        self._say("")
         return self.errors.attempt(action)
+
+
+def _allow(button: QPushButton, why_not: str) -> None:
+    """Enable a button, or say on it why it has no effect."""
+    button.setEnabled(not why_not)
+    button.setToolTip(why_not)

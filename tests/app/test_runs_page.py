@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from PySide6.QtCore import Qt
 
+from app.runs.page import _WHOLE_ROW
 from app.runs.text import COLUMNS, summary_row
 from engine.api import RunSummary
 from engine.fake_compare import CompareScript
@@ -49,7 +50,57 @@ def test_an_empty_store_says_how_runs_come_about(console) -> None:
     page = one.window.runs
     assert "compare page" in page.words.text()
     assert not page.list.isVisible()
-    assert not page.export_button.isEnabled()
+    for button in buttons(page):
+        assert not button.isEnabled()
+        assert button.toolTip() == "There is no stored run yet"
+    one.window.export()
+    assert page.notice.isVisible()
+    assert page.notice.text() == "There is no stored run yet."
+
+
+def test_a_button_without_effect_says_why(stored) -> None:
+    one, folder = stored(3)
+    (folder / "20200101T000000Z-000001" / "summary.json").write_text("{broken")
+    (folder / "20200101T000000Z-000001" / "run.json").write_text("")
+    page = one.window.runs
+    page.reload()
+
+    def why_not() -> list[str]:
+        """The reasons of label, run again, export and delete; empty for one that has an effect."""
+        assert all(button.isEnabled() == (not button.toolTip()) for button in buttons(page))
+        return [button.toolTip().split(" ")[0] for button in buttons(page)]
+
+    def choose(*rows: int) -> list[str]:
+        page.list.clearSelection()
+        for row in rows:
+            page.list.selectionModel().select(page.model.index(row, 0), _WHOLE_ROW)
+        return why_not()
+
+    damaged = [summary.damaged != "" for summary in page._summaries].index(True)
+    sound = [row for row in range(3) if row != damaged]
+    one_run = "Choose one run in the list first"
+    assert choose() == ["Choose"] * 4
+    assert page.label_button.toolTip() == page.rerun_button.toolTip() == one_run
+    assert page.export_button.toolTip() == "Choose one or more runs in the list first"
+    one.window.export()
+    assert page.notice.text() == "Choose one or more runs in the list first."
+    assert choose(sound[0]) == ["", "", "", ""]
+    assert not page.notice.isVisible()
+    assert choose(*sound) == ["Choose", "Choose", "", ""]
+    assert choose(damaged) == ["What", "What", "What", ""]
+    assert choose() == ["Choose"] * 4
+    one.window.export()
+    assert choose(damaged, *sound) == ["Choose", "Choose", "", ""]
+    assert not page.notice.isVisible()
+    page._list([replace(page._summaries[sound[0]], kind="bench")], 1, set())
+    page.list.selectionModel().blockSignals(True)
+    page.list.selectRow(0)
+    page._refresh_buttons()
+    assert page.rerun_button.toolTip().startswith("A bench runs again")
+
+
+def buttons(page) -> tuple:
+    return (page.label_button, page.rerun_button, page.export_button, page.delete_button)
 
 
 def test_older_runs_are_shown_when_asked_and_the_choice_stays(stored) -> None:
