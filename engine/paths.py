@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
-from engine.errors import UsageError
+from engine.errors import UsageError, reason_of
+from engine.path_status import path_status
 
 _ROOT = Path(__file__).resolve().parent.parent
 PROFILES = {"serve": "serve.env", "balanced": "serve-balanced.env", "fp8": "serve-fp8.env"}
@@ -45,10 +47,15 @@ def profile_path(profile: str | Path | None) -> Path | None:
     short = name.removeprefix("serve-")
     if short in PROFILES:
         return _ROOT / "ops" / PROFILES[short]
-    if os.path.isfile(name):
-        return Path(name)
+    why = ""
+    try:
+        status = path_status(name)
+        if status is not None and not stat.S_ISDIR(status.st_mode):
+            return Path(name)
+    except (OSError, ValueError) as error:  # the latter: a name with a zero byte
+        why = f": {reason_of(error)}"
     raise UsageError(
-        f"Profile {name!r} is neither a file nor one of {', '.join(PROFILES)}.",
+        f"Profile {name!r} is neither a file nor one of {', '.join(PROFILES)}{why}.",
         next_step="Name a profile, or give the path of a KEY=value file.",
     )
 

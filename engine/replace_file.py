@@ -9,6 +9,8 @@ import os
 import secrets
 from pathlib import Path
 
+from engine.path_status import make_folder
+
 
 def replace_text(path: Path, text: str) -> None:
     """Put UTF-8 `text` in the place of what `path` holds; makes the folder. Half a surrogate pair becomes "?".
@@ -20,7 +22,7 @@ def replace_text(path: Path, text: str) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(3)}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with partial.open("xb") as file:
             file.write(text.encode("utf-8", "replace"))
             file.flush()

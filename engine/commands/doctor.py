@@ -11,10 +11,11 @@ import threading
 from dataclasses import asdict, dataclass
 
 from engine.cli import FAILED, OK, print_json
-from engine.errors import RondoError
+from engine.errors import RondoError, reason_of
 from engine.hardware import free_memory_bytes, physical_core_count, total_memory_bytes
 from engine.knobs import PREFIX, KnobSet
 from engine.measure.machine import cpp_compiler, cpu_model
+from engine.path_status import path_status
 from engine.paths import data_dir, demo_model, profile_path
 
 _GOOD, _NOTE, _BAD = "ok", "note", "missing"
@@ -175,8 +176,12 @@ def _tile_tables(knobs: KnobSet) -> list[Finding]:
 def _data() -> list[Finding]:
     folder = data_dir()
     parent = folder
-    while not parent.exists():
-        parent = parent.parent
+    try:
+        while path_status(parent) is None:
+            parent = parent.parent
+    except OSError as error:
+        found = f"{folder} cannot be written: {reason_of(error)}"
+        return [Finding("data folder", _NOTE, found, "Set XDG_DATA_HOME.")]
     if os.access(parent, os.W_OK):
         return [Finding("data folder", _GOOD, str(folder))]
     return [Finding("data folder", _NOTE, f"{folder} cannot be written", "Set XDG_DATA_HOME.")]

@@ -24,6 +24,7 @@ from engine.measure.machine import machine_record
 from engine.measure.shapes import Shape, named_shape, shape_names
 from engine.model.tiles import LEVELS, plain_level
 from engine.moment import iso_utc
+from engine.path_status import make_folder
 from engine.paths import data_dir
 from engine.replace_file import replace_text
 
@@ -262,7 +263,7 @@ def _present(path: Path) -> dict[str, Any]:
 def _require_room(path: Path) -> None:
     """UsageError where nothing can be written beside `path`: known before the sweep, not after it."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:

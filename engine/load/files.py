@@ -10,6 +10,7 @@ from typing import Any
 
 from engine.errors import CheckpointError
 from engine.numbers import grouped
+from engine.path_status import is_folder, path_status
 from engine.unique_keys import RepeatedKeyError, unique_keys
 
 MAX_JSON_BYTES = 256 << 20
@@ -26,12 +27,12 @@ def model_folder(path: str | Path) -> Path:
     folder = Path(path)
     try:
         folder = folder.expanduser()
-        if not folder.exists():
+        if path_status(folder) is None:
             raise CheckpointError(
                 f"{str(folder)!r} does not exist.",
                 next_step="Choose the folder that holds config.json and the .safetensors files.",
             )
-        if not folder.is_dir():
+        if not is_folder(folder):
             raise CheckpointError(
                 f"{str(folder)!r} is a file, not a folder.",
                 next_step="Choose the folder that holds config.json and the .safetensors files.",
@@ -77,7 +78,7 @@ def read_text(folder: Path, name: str) -> str | None:
     """
     path = folder / name
     try:
-        if not path.exists():
+        if path_status(path) is None:
             return None
         if not path.is_file():
             raise CheckpointError(

@@ -15,8 +15,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.errors import CheckpointError, UsageError
+from engine.errors import CheckpointError, UsageError, reason_of
 from engine.load.stored import NVFP4_GROUP
+from engine.path_status import is_folder, path_status
 
 HEAD = "lm_head"
 _PREFIX = "model.language_model."
@@ -38,23 +39,32 @@ def new_folder(target: str | Path, *, kept: str) -> Iterator[Path]:
         CheckpointError: it cannot be written.
     """
     folder = Path(target)
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file.", next_step="Choose a new folder.")
-    if folder.exists() and any(folder.iterdir()):
-        raise UsageError(f"{folder} exists and is not empty.", next_step="Choose a new folder.")
     try:
+        if path_status(folder) is not None:
+            if not is_folder(folder):
+                raise UsageError(f"{folder} is a file.", next_step="Choose a new folder.")
+            if any(folder.iterdir()):
+                raise UsageError(
+                    f"{folder} exists and is not empty.", next_step="Choose a new folder."
+                )
         folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error, kept) from error
+    try:
         yield folder
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, OSError | SafetensorError):
-            reason = getattr(error, "strerror", None) or error
-            raise CheckpointError(
-                f"{folder} cannot be written: {reason}.",
-                kept=kept,
-                next_step="Free some space or choose another folder.",
-            ) from error
+            raise _unwritable(folder, error, kept) from error
         raise
+
+
+def _unwritable(folder: Path, error: Exception, kept: str) -> CheckpointError:
+    return CheckpointError(
+        f"{folder} cannot be written: {reason_of(error)}.",
+        kept=kept,
+        next_step="Free some space or choose another folder.",
+    )
 
 
 def published_name(name: str) -> str:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import RondoError
+from engine.path_status import path_status
 
 SCHEMA_VERSION = 1
 
@@ -137,6 +138,10 @@ def require_new(path: str | os.PathLike[str]) -> None:
     target = Path(path)
     if os.path.lexists(target):
         raise _exists(target)
+    try:
+        path_status(target)
+    except OSError as error:
+        raise _failed(target, error) from error
     if not target.parent.is_dir():
         raise _failed(target, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
     if not os.access(target.parent, os.W_OK):

@@ -27,6 +27,7 @@ from engine.errors import RondoError
 from engine.measure.records import plain, record
 from engine.measure.runs_text import CSV_ROWS, Files, bench_files, compare_files, headline_of
 from engine.moment import iso_utc
+from engine.path_status import make_folder
 from engine.paths import data_dir
 from engine.replace_file import replace_text
 
@@ -195,7 +196,7 @@ class RunStore:
         }
         temporary = None
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             self._sweep()
             temporary = Path(tempfile.mkdtemp(prefix=_WRITING, dir=self.folder))
             for name, text in texts.items():

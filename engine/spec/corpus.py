@@ -19,6 +19,7 @@ import numpy as np
 
 from engine.errors import RondoError
 from engine.numbers import grouped
+from engine.path_status import is_folder, make_folder, path_status
 
 FORMAT = 1
 MAX_ORDER = 8  # tokens that the suffix array is sorted by
@@ -159,7 +160,7 @@ def build_corpus(
     folder = Path(out).expanduser()
     refuse_occupied(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         np.save(folder / "tokens.npy", tokens)
         np.save(folder / "sa.npy", suffix_order(tokens))
         (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", "utf-8")
@@ -175,7 +176,8 @@ def build_corpus(
 def refuse_occupied(folder: Path) -> None:
     """CorpusError unless `folder` is missing or an empty folder that can be listed."""
     try:
-        occupied = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+        exists = path_status(folder) is not None
+        occupied = exists and (not is_folder(folder) or any(folder.iterdir()))
     except OSError as error:
         raise _unreadable(folder, error) from error
     if occupied:

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.path_status import is_folder, make_folder, path_status
 from engine.spec import suffix_files
 from engine.spec.corpus import (
     FORMAT,
@@ -140,12 +141,12 @@ class SuffixStore:
     def _make(self) -> None:
         """The folder and its files, where they are missing; both for their owner alone."""
         folder = self._folder
-        if folder.exists() and not folder.is_dir():
+        if path_status(folder) is not None and not is_folder(folder):
             raise CorpusError(
                 f"{str(folder)!r} is a file, not the folder of a suffix store.",
                 next_step="Name a folder for QWEN38_SUFFIX_STORE.",
             )
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder, mode=0o700)
         known = {*_FILES, *(f"{name}.partial" for name in _FILES)}
         strange = next((each.name for each in folder.iterdir() if each.name not in known), None)
         if strange is not None:
