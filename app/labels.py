@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QSize, Qt
-from PySide6.QtWidgets import QHBoxLayout, QLabel
+from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLabel
 
 _WORD_PX = 240
 
@@ -25,6 +25,12 @@ def text_label(text: str = "", role: str = "", *, wrap: bool = True) -> QLabel:
     if role:
         label.setProperty("role", role)
     return label
+
+
+def name_choice(box: QComboBox, name: str) -> None:
+    """Tell a screen reader what is chosen in a box; on Linux its name is the chosen value."""
+    box.setAccessibleName(name)
+    box.setAccessibleDescription(name)
 
 
 def title_row(text: str) -> QHBoxLayout:

@@ -51,7 +51,7 @@ class StatusBar(QStatusBar):
         """A label as wide as the widest of what it may say, so that its neighbours hold still."""
         label = QLabel()
         label.setProperty("role", "small")
-        label.setAccessibleName(name)
+        label.setAccessibleDescription(name)  # its name is what it says
         label.setTextFormat(Qt.TextFormat.PlainText)
         label.setContentsMargins(10, 2, 6, 2)
         metrics = QFontMetrics(self._theme.ui_font(0.9))

@@ -24,16 +24,26 @@ _RICH_TAIL_LIMIT = 1500
 
 
 class MessageBody(QTextBrowser):
-    """Streamed markdown with settled blocks. Signals: link_clicked(address), code_copied(code)."""
+    """Streamed markdown with settled blocks. Signals: link_clicked(address), code_copied(code).
+
+    `name` is whose text it is, for a screen reader, which takes the text itself from the document.
+    """
 
     link_clicked = Signal(str)
     code_copied = Signal(str)
     height_changed = Signal()
 
     def __init__(
-        self, theme: Theme, parent: QWidget | None = None, *, scale: float = 1.04, ink: str = "text"
+        self,
+        theme: Theme,
+        name: str = "",
+        parent: QWidget | None = None,
+        *,
+        scale: float = 1.04,
+        ink: str = "text",
     ) -> None:
         super().__init__(parent)
+        self.setAccessibleName(name)
         self._theme = theme
         self._scale, self._ink = scale, ink
         self._source: list[str] = []

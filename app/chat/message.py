@@ -71,7 +71,7 @@ class UserMessage(QFrame):
         row.addWidget(self.edit_button)
         row.addWidget(self.copy_button)
         column.addLayout(row)
-        self.body = MessageBody(theme)
+        self.body = MessageBody(theme, "Text of your message")
         self.body.set_plain(turn.text[:SHOWN_LIMIT])
         column.addWidget(self.body)
         if len(turn.text) > SHOWN_LIMIT:
@@ -114,7 +114,7 @@ class AnswerMessage(QWidget):
         self.thinking = ThinkingSection(theme)
         self.thinking.hide()
         column.addWidget(self.thinking)
-        self.body = MessageBody(theme)
+        self.body = MessageBody(theme, "Text of the answer")
         self.body.link_clicked.connect(self.link_clicked)
         column.addWidget(self.body)
         self.error_card: ErrorCard | None = None
@@ -233,7 +233,7 @@ class ThinkingSection(QWidget):
         self._frame.setObjectName("thinking")
         inner = QVBoxLayout(self._frame)
         inner.setContentsMargins(12, 0, 0, 0)
-        self.body = MessageBody(theme, scale=0.94, ink="dim")
+        self.body = MessageBody(theme, "Text of the thinking part", scale=0.94, ink="dim")
         inner.addWidget(self.body)
         column.addWidget(self._frame)
         self.set_open(True)

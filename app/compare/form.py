@@ -22,6 +22,7 @@ from PySide6.QtWidgets import (
 
 from app.compare.sides import SidesTable, label
 from app.knobs.candidate import Candidate
+from app.labels import name_choice
 from engine.api import (
     DEFAULT_PAIRS,
     DEFAULT_TOKENS,
@@ -94,7 +95,7 @@ class CompareForm(QWidget):
         grid.setHorizontalSpacing(6)
         grid.setVerticalSpacing(6)
         self.workload = QComboBox()
-        self.workload.setAccessibleName("Workload")
+        name_choice(self.workload, "Workload")
         self.workload.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
         self.workload.setMinimumWidth(104)
         for name, words in _WORKLOADS:

@@ -16,6 +16,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.knobs.model import shown
+from app.labels import name_choice
 from engine.api import KnobRow
 
 _FIELD_CHARS = 30
@@ -54,6 +55,7 @@ class ValueEditor(QWidget):
             return box
         if row.kind == "choice":
             combo = QComboBox()
+            name_choice(combo, f"Value of {row.name}")
             for choice in row.choices:
                 combo.addItem(shown(choice), choice)
             combo.currentIndexChanged.connect(self._edited)

@@ -32,7 +32,7 @@ from app.errors import ErrorPlace
 from app.knobs.candidate import Candidate
 from app.knobs.detail import KnobDetail
 from app.knobs.model import AVAILABLE_ROLE, COLUMNS, HEADING_ROLE, KnobFilter, KnobModel
-from app.labels import text_label, title_row
+from app.labels import name_choice, text_label, title_row
 from app.theme import Theme
 from engine.api import ErrorReport, KnobRow
 
@@ -120,7 +120,7 @@ class KnobsPage(QWidget):
         self.search.setAccessibleName("Find a switch")
         self.search.setClearButtonEnabled(True)
         self.groups = QComboBox()
-        self.groups.setAccessibleName("Group of switches")
+        name_choice(self.groups, "Group of switches")
         self.groups.addItem(_ALL)
         self.changed_only = QCheckBox("Changed only")
         self.usable_only = QCheckBox("Available only")

@@ -84,11 +84,11 @@ class LivePanel(QWidget):
         self.drafters = DrafterLine(theme)
         column.addWidget(self.drafters)
         self.route, self.route_gain = _still_label("small"), _still_label("small")
-        self.route.setAccessibleName("What the router chose in the last rounds")
+        self.route.setAccessibleDescription("What the router chose in the last rounds")
         self.route.setToolTip(
             "What it drafted with most often, and how many of the drafted nodes a verify pass took"
         )
-        self.route_gain.setAccessibleName("What the router expected")
+        self.route_gain.setAccessibleDescription("What the router expected")
         self.route_gain.setToolTip(
             "Tokens a round, expected and come; the rate it expected over that of a round without a draft"
         )
