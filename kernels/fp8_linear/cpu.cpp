@@ -113,42 +113,80 @@ struct Fp8 : Layout {
 
 #elif defined(RONDO_AVX2)
 
-// 2^-8 times four outputs' values of two neighbouring inputs, from 8 bytes: the f16 with the same
-// exponent and mantissa bits. An output with a NaN code has a NaN scale, so NaN needs no care here.
-RONDO_INLINE __m256 decode8(const uint8_t* p) {
-  const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-  return _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(int16_t(0xBF80))));
+// A unit as f16 with the same exponent and mantissa bits, 2^-8 times the values: [half][quarter][8].
+// An output with a NaN code has a NaN scale, so NaN needs no care here.
+constexpr int kUnitHalves = 64;  // f16 of a unit
+RONDO_INLINE void to_halves(const uint8_t* p, uint16_t* to) {
+  const __m256i zero = _mm256_setzero_si256(), bits = _mm256_set1_epi16(int16_t(0xBF80));
+#pragma GCC unroll 2
+  for (int q = 0; q < 2; q++) {
+    const __m256i c = _mm256_load_si256(reinterpret_cast<const __m256i*>(p + q * 32));
+    const __m256i low = _mm256_srai_epi16(_mm256_unpacklo_epi8(zero, c), 1);
+    const __m256i high = _mm256_srai_epi16(_mm256_unpackhi_epi8(zero, c), 1);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(to + q * 16), _mm256_and_si256(low, bits));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(to + 32 + q * 16), _mm256_and_si256(high, bits));
+  }
+}
+// Eight f16 in memory: from there the conversion is one instruction, from a register it is two.
+RONDO_INLINE __m256 from_halves(const uint16_t* p) {
+  __m256 v;
+  asm("vcvtph2ps %1, %0" : "=x"(v) : "m"(*reinterpret_cast<const uint16_t(*)[8]>(p)));
+  return v;
 }
 
 struct Fp8 : Layout {
   template <int M>
   static constexpr int together() {
-    return 1;
+    return 2;
   }
 
-  // sum[t][m][i] += quarter i of a unit of each tile against the four inputs of each row at x.
+  // `units` units of T tiles against M rows; held[t][m][i] belongs to quarter i of a unit.
   template <int M, int T>
-  RONDO_INLINE void add_unit(const uint8_t* p, const float* x, __m256 (*sum)[M][4]) {
+  RONDO_INLINE void add_units(const TileArgs& a, const uint8_t* p, const float* x, int units, bool add,
+                              __m256 (*held)[M][4]) {
+    __m256 sum[T][M][4];
 #pragma GCC unroll 2
-    for (int half = 0; half < 2; half++) {
-      __m256 pairs[M];
-#pragma GCC unroll 4
-      for (int m = 0; m < M; m++) pairs[m] = rondo::broadcast_pair(x + (half * M + m) * 2);
+    for (int t = 0; t < T; t++)
 #pragma GCC unroll 2
-      for (int t = 0; t < T; t++)
+      for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) {
-          const __m256 w = decode8(p + t * kUnit + i * 16 + half * 8);
+        for (int i = 0; i < 4; i++) sum[t][m][i] = _mm256_setzero_ps();
+    for (int u = 0; u < units; u++, x += 4 * M, p += 2 * kUnit) {
+      alignas(32) uint16_t w[T][kUnitHalves];
+      const int64_t ahead = a.weight_ahead(p - a.weight);
+#pragma GCC unroll 2
+      for (int t = 0; t < T; t++) {
+        rondo::prefetch(p + t * kUnit + ahead);
+        to_halves(p + t * kUnit, w[t]);
+      }
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; half++) {
+        __m256 pairs[M];
+#pragma GCC unroll 2
+        for (int m = 0; m < M; m++) pairs[m] = rondo::broadcast_pair(x + (half * M + m) * 2);
+#pragma GCC unroll 2
+        for (int t = 0; t < T; t++)
 #pragma GCC unroll 4
-          for (int m = 0; m < M; m++) sum[t][m][i] = _mm256_fmadd_ps(w, pairs[m], sum[t][m][i]);
-        }
+          for (int i = 0; i < 4; i++) {
+            const __m256 weight = from_halves(w[t] + half * 32 + i * 8);
+#pragma GCC unroll 2
+            for (int m = 0; m < M; m++) sum[t][m][i] = _mm256_fmadd_ps(weight, pairs[m], sum[t][m][i]);
+          }
+      }
     }
+#pragma GCC unroll 2
+    for (int t = 0; t < T; t++)
+#pragma GCC unroll 2
+      for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++)
+          held[t][m][i] = add ? _mm256_add_ps(held[t][m][i], sum[t][m][i]) : sum[t][m][i];
   }
 
   // `pairs` pairs of inputs of 16 outputs, decoded, against N of the M rows at x. A function of its own,
   // so that nothing else takes its registers.
   template <int M, int N>
-  __attribute__((noinline)) static void add_rows(const __m256* w, const float* x, int pairs, bool add,
+  __attribute__((noinline)) static void add_rows(const uint16_t* w, const float* x, int pairs, bool add,
                                                  __m256 (*held)[4]) {
     __m256 sum[N][4];
 #pragma GCC unroll 3
@@ -156,13 +194,13 @@ struct Fp8 : Layout {
 #pragma GCC unroll 4
       for (int i = 0; i < 4; i++) sum[r][i] = _mm256_setzero_ps();
 #pragma GCC unroll 1
-    for (int u = 0; u < pairs; u++, w += 4, x += 2 * M) {
+    for (int u = 0; u < pairs; u++, w += 32, x += 2 * M) {
       __m256 value[N];
 #pragma GCC unroll 3
       for (int r = 0; r < N; r++) value[r] = rondo::broadcast_pair(x + 2 * r);
 #pragma GCC unroll 4
       for (int i = 0; i < 4; i++) {
-        const __m256 weight = rondo::in_register(w[i]);
+        const __m256 weight = from_halves(w + i * 8);
 #pragma GCC unroll 3
         for (int r = 0; r < N; r++) sum[r][i] = _mm256_fmadd_ps(weight, value[r], sum[r][i]);
       }
@@ -174,7 +212,7 @@ struct Fp8 : Layout {
         held[r][i] = add ? _mm256_add_ps(held[r][i], sum[r][i]) : sum[r][i];
   }
   template <int M, int... Part>
-  RONDO_INLINE void add_parts(const __m256* w, const float* x, int pairs, bool add,
+  RONDO_INLINE void add_parts(const uint16_t* w, const float* x, int pairs, bool add,
                               __m256 (*held)[4], std::integer_sequence<int, Part...>) {
     constexpr int parts = sizeof...(Part);
     (add_rows<M, M * (Part + 1) / parts - M * Part / parts>(w, x + M * Part / parts * 2, pairs, add,
@@ -202,38 +240,26 @@ struct Fp8 : Layout {
       alignas(32) __m256 held[T][M][4] = {};
       for (int part = 0; part < 2 && part * 64 < left; part++) {
         const int units = left - part * 64 < 64 ? (left - part * 64) / 4 : 16;
-        if constexpr (M <= 2) {
-          __m256 sum[T][M][4];
-#pragma GCC unroll 2
-          for (int t = 0; t < T; t++)
-#pragma GCC unroll 2
-            for (int m = 0; m < M; m++)
-#pragma GCC unroll 4
-              for (int i = 0; i < 4; i++) sum[t][m][i] = _mm256_setzero_ps();
-          for (int u = 0; u < units; u++, x += 4 * M, p += 2 * kUnit) {
-            const int64_t ahead = a.weight_ahead(p - a.weight);
-#pragma GCC unroll 2
-            for (int t = 0; t < T; t++) rondo::prefetch(p + t * kUnit + ahead);
-            add_unit<M, T>(p, x, sum);
-          }
-#pragma GCC unroll 2
-          for (int t = 0; t < T; t++)
-#pragma GCC unroll 2
-            for (int m = 0; m < M; m++)
-#pragma GCC unroll 4
-              for (int i = 0; i < 4; i++)
-                held[t][m][i] = part ? _mm256_add_ps(held[t][m][i], sum[t][m][i]) : sum[t][m][i];
+        if constexpr (M == 1) {
+          add_units<M, T>(a, p, x, units, part > 0, held);
         } else {
-          // Many rows: the weights decoded once, then up to three rows at a time.
-          alignas(32) __m256 w[16 * 8];
-          for (int u = 0; u < units; u++, p += 2 * kUnit) {
-            rondo::prefetch(p + a.weight_ahead(p - a.weight));
-#pragma GCC unroll 8
-            for (int i = 0; i < 8; i++) w[u * 8 + i] = decode8(p + i % 4 * 16 + i / 4 * 8);
+          for (int t = 0; t < T; t++) {
+            const uint8_t* from = p + t * kUnit;
+            if constexpr (M == 2) {
+              add_units<M, 1>(a, from, x, units, part > 0, held + t);
+            } else {
+              // Many rows: the weights decoded once, then up to three rows at a time.
+              alignas(32) uint16_t w[16 * kUnitHalves];
+              for (int u = 0; u < units; u++, from += 2 * kUnit) {
+                rondo::prefetch(from + a.weight_ahead(from - a.weight));
+                to_halves(from, w + u * kUnitHalves);
+              }
+              add_parts<M>(w, x, 2 * units, part > 0, held[t],
+                           std::make_integer_sequence<int, (M + 2) / 3>());
+            }
           }
-          add_parts<M>(w, x, 2 * units, part > 0, held[0], std::make_integer_sequence<int, (M + 2) / 3>());
-          x += 4 * M * units;
         }
+        x += 4 * M * units, p += 2 * kUnit * units;
       }
       for (int t = 0; t < T; t++) {
         const uint8_t* q = a.scale ? a.scale + t * a.scale_stride : nullptr;

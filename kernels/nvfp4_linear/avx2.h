@@ -6,6 +6,7 @@
 #pragma once
 #include <utility>
 
+#include "avx2_add.h"
 #include "product_int16.h"
 
 namespace {
@@ -14,20 +15,19 @@ namespace {
 alignas(16) const int8_t kCodes[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 struct Nvfp4 : Layout {
-  // Tiles against one row: each pair of activations is read once for four vectors of outputs.
   template <int M>
   static constexpr int together() {
-    return M == 1 ? 2 : 1;
+    return 2;
   }
   template <int M, int T>
   static void tiles(const rondo::TileArgs& a) {
     if constexpr (M == 1) one_row<T>(a);
-    else if constexpr (M <= 4) few_rows<M>(a);
-    else many_rows<M>(a);
+    else if constexpr (M <= 4) few_rows<M, T>(a);
+    else many_rows<M, T>(a);
   }
 
  private:
-  // Up to this many groups are decoded before they meet the rows, when there are many of these.
+  // Up to this many groups of a tile are decoded before they meet the rows, when there are many of these.
   static constexpr int kPanel = 8;
   struct Panel {
     __m256i codes[kPanel][4][2];
@@ -114,73 +114,38 @@ struct Nvfp4 : Layout {
     }
   }
 
-  // Two vectors of look_up, of outputs 0..7 and 8..15, against N of the M rows at x: one pair, then the
-  // second next. In one piece, because the compiler would regroup the sums and copy them about.
-#define RONDO_ROW(at, i)                                                                 \
-  "vpbroadcastd %c[" at "]+4*" #i "(%[x]), %%ymm14\n\t"                                  \
-  "vpmaddwd %%ymm14, %%ymm12, %%ymm15\n\tvpaddd %%ymm15, %[low" #i "], %[low" #i "]\n\t" \
-  "vpmaddwd %%ymm14, %%ymm13, %%ymm15\n\tvpaddd %%ymm15, %[high" #i "], %[high" #i "]\n\t"
-#define RONDO_ROWS_2(at) RONDO_ROW(at, 0) RONDO_ROW(at, 1)
-#define RONDO_ROWS_3(at) RONDO_ROWS_2(at) RONDO_ROW(at, 2)
-#define RONDO_ROWS_4(at) RONDO_ROWS_3(at) RONDO_ROW(at, 3)
-#define RONDO_SUMS(i) [low##i] "+x"(sum[i][0]), [high##i] "+x"(sum[i][1])
-#define RONDO_SUMS_2 RONDO_SUMS(0), RONDO_SUMS(1)
-#define RONDO_SUMS_3 RONDO_SUMS_2, RONDO_SUMS(2)
-#define RONDO_SUMS_4 RONDO_SUMS_3, RONDO_SUMS(3)
-#define RONDO_CODES(rows)                                                                    \
-  asm("vpsllw $8, %[c0], %%ymm12\n\tvpsllw $8, %[c1], %%ymm13\n\t" RONDO_ROWS_##rows("near") \
-      "vpand %[upper], %[c0], %%ymm12\n\tvpand %[upper], %[c1], %%ymm13\n\t"                 \
-      RONDO_ROWS_##rows("far")                                                               \
-      : RONDO_SUMS_##rows                                                                    \
-      : [c0] "x"(codes[0]), [c1] "x"(codes[1]), [upper] "x"(_mm256_set1_epi16(-256)),        \
-        [x] "r"(x), [near] "i"(0), [far] "i"(8 * M),                                         \
-        "m"(*reinterpret_cast<const uint8_t(*)[8 * M + 4 * N]>(x))                           \
-      : "xmm12", "xmm13", "xmm14", "xmm15")
-  template <int M, int N>
-  RONDO_INLINE void add_codes(const __m256i* codes, const uint8_t* x, __m256i (*sum)[2]) {
-    static_assert(N >= 2 && N <= 4, "rows whose sums fit the registers");
-    if constexpr (N == 2) RONDO_CODES(2);
-    else if constexpr (N == 3) RONDO_CODES(3);
-    else RONDO_CODES(4);
-  }
-#undef RONDO_CODES
-#undef RONDO_SUMS_4
-#undef RONDO_SUMS_3
-#undef RONDO_SUMS_2
-#undef RONDO_SUMS
-#undef RONDO_ROWS_4
-#undef RONDO_ROWS_3
-#undef RONDO_ROWS_2
-#undef RONDO_ROW
-
   // Adds the sums of a group of 16 outputs for N of the M rows; x points to the first row's first pair.
   template <int M, int N>
   RONDO_INLINE void add_rows(const __m256i (*sum)[2], const __m256* s, const uint8_t* x, float* acc,
                              bool first) {
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int i = 0; i < N; i++)
 #pragma GCC unroll 2
       for (int v = 0; v < 2; v++)
         add_group(acc + (i * 2 + v) * 8, first, sum[i][v], s[v], x + (8 * M + i) * 4);
   }
 
-  template <int M>
-  static void few_rows(const rondo::TileArgs& a) {
+  // The tiles in turn, group by group: side by side in memory they are one stream.
+  template <int M, int T>
+  RONDO_INLINE void few_rows(const rondo::TileArgs& a) {
     const uint8_t* x = static_cast<const uint8_t*>(a.x);
     bool first = a.first;
     for (int64_t g = 0; g < a.k_count / 16; g++, x += rondo::kGroupBytes * M, first = false) {
-      fetch<1>(a, g);
-      __m256i sum[M][2] = {};
+      fetch<T>(a, g);
 #pragma GCC unroll 2
-      for (int h = 0; h < 2; h++) {
-        __m256i codes[2][2];
-        look_up_half(a.weight + g * 2 * kUnit + h * 64, codes);
-#pragma GCC unroll 2
-        for (int i = 0; i < 2; i++) add_codes<M, M>(codes[i], x + (4 * h + i) * 4 * M, sum);
+      for (int t = 0; t < T; t++) {
+        const uint8_t* p = a.weight + g * 2 * kUnit + t * kUnit;
+        __m256i sum[M][2], codes[2][2];
+        look_up_half(p, codes);
+        rondo::add_codes<M, M, true>(codes[0], x, sum);
+        rondo::add_codes<M, M, false>(codes[1], x + 4 * M, sum);
+        look_up_half(p + 64, codes);
+        rondo::add_codes<M, M, false>(codes[0], x + 16 * M, sum);
+        rondo::add_codes<M, M, false>(codes[1], x + 20 * M, sum);
+        __m256 s[2];
+        scales(a.scale + g * 2 * kScaleUnit + t * kScaleUnit, s);
+        add_rows<M, M>(sum, s, x, a.sums + t * M * 16, first);
       }
-      __m256 s[2];
-      scales(a.scale + g * 2 * kScaleUnit, s);
-      add_rows<M, M>(sum, s, x, a.sums, first);
     }
   }
 
@@ -189,10 +154,11 @@ struct Nvfp4 : Layout {
   __attribute__((noinline)) static void add_panel(const Panel& panel, int groups, const uint8_t* x,
                                                   float* acc, bool first) {
     for (int g = 0; g < groups; g++, x += rondo::kGroupBytes * M, first = false) {
-      __m256i sum[N][2] = {};
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; i++)
-        add_codes<M, N>(panel.codes[g][i], x + (i / 2 * 4 + i % 2) * 4 * M, sum);
+      __m256i sum[N][2];
+      rondo::add_codes<M, N, true>(panel.codes[g][0], x, sum);
+      rondo::add_codes<M, N, false>(panel.codes[g][1], x + 4 * M, sum);
+      rondo::add_codes<M, N, false>(panel.codes[g][2], x + 16 * M, sum);
+      rondo::add_codes<M, N, false>(panel.codes[g][3], x + 20 * M, sum);
       add_rows<M, N>(sum, panel.scales[g], x, acc, first);
     }
   }
@@ -204,22 +170,25 @@ struct Nvfp4 : Layout {
          panel, groups, x + M * Part / parts * 4, acc + M * Part / parts * 16, first),
      ...);
   }
-  template <int M>
-  static void many_rows(const rondo::TileArgs& a) {
+  template <int M, int T>
+  RONDO_INLINE void many_rows(const rondo::TileArgs& a) {
     alignas(64) Panel panel;
     const uint8_t* x = static_cast<const uint8_t*>(a.x);
     const int all = a.k_count / 16;
     for (int done = 0; done < all; done += kPanel) {
       const int groups = all - done < kPanel ? all - done : kPanel;
-      for (int i = 0; i < groups; i++) {
-        const int64_t g = done + i;
-        fetch<1>(a, g);
-        look_up_half(a.weight + g * 2 * kUnit, panel.codes[i]);
-        look_up_half(a.weight + g * 2 * kUnit + 64, panel.codes[i] + 2);
-        scales(a.scale + g * 2 * kScaleUnit, panel.scales[i]);
+      for (int t = 0; t < T; t++) {
+        for (int i = 0; i < groups; i++) {
+          const int64_t g = done + i;
+          if (t == 0) fetch<T>(a, g);
+          const uint8_t* p = a.weight + g * 2 * kUnit + t * kUnit;
+          look_up_half(p, panel.codes[i]);
+          look_up_half(p + 64, panel.codes[i] + 2);
+          scales(a.scale + g * 2 * kScaleUnit + t * kScaleUnit, panel.scales[i]);
+        }
+        add_parts<M>(panel, groups, x, a.sums + t * M * 16, a.first && done == 0,
+                     std::make_integer_sequence<int, (M - 1) / rondo::kRowsTogether + 1>());
       }
-      add_parts<M>(panel, groups, x, a.sums, a.first && done == 0,
-                   std::make_integer_sequence<int, (M + 3) / 4>());
       x += int64_t(groups) * rondo::kGroupBytes * M;
     }
   }
