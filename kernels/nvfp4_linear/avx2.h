@@ -67,12 +67,12 @@ struct Nvfp4 : Layout {
     if (!(g & 1)) rondo::prefetch(a.scale + scale_at + a.scale_ahead(scale_at));
   }
   // acc + sum * scale * step, the accumulator in memory: the registers belong to the chains.
-  RONDO_INLINE void add_group(float* acc, bool first, __m256i sum, __m256 scale, const uint8_t* step) {
+  RONDO_INLINE void add_group(float* acc, bool first, __m256i sum, __m256 scale, __m256 step) {
     const __m256 before = first ? _mm256_setzero_ps() : _mm256_load_ps(acc);
     const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), scale);
-    const __m256 width = _mm256_castsi256_ps(broadcast_word(step));
-    _mm256_store_ps(acc, _mm256_fmadd_ps(scaled, width, before));
+    _mm256_store_ps(acc, _mm256_fmadd_ps(scaled, step, before));
   }
+  RONDO_INLINE __m256 step_of(const uint8_t* p) { return _mm256_castsi256_ps(broadcast_word(p)); }
   RONDO_INLINE void add_pairs(__m256i* sum, __m256i w, __m256i x) {
     // The compiler would regroup the sum of all products and keep them in memory meanwhile.
     asm("vpmaddwd %1, %2, %%ymm15\n\tvpaddd %%ymm15, %0, %0" : "+x"(*sum) : "x"(w), "x"(x) : "xmm15");
@@ -108,8 +108,9 @@ struct Nvfp4 : Layout {
       __m256 s[2 * T];
 #pragma GCC unroll 2
       for (int t = 0; t < T; t++) scales(q + t * kScaleUnit, s + 2 * t);
+      const __m256 step = step_of(x + 32);
 #pragma GCC unroll 4
-      for (int v = 0; v < 2 * T; v++) add_group(a.sums + v * 8, first, sum[v], s[v], x + 32);
+      for (int v = 0; v < 2 * T; v++) add_group(a.sums + v * 8, first, sum[v], s[v], step);
       x += rondo::kGroupBytes, p += 2 * kUnit, q += 2 * kScaleUnit, first = false;
     }
   }
@@ -119,10 +120,11 @@ struct Nvfp4 : Layout {
   RONDO_INLINE void add_rows(const __m256i (*sum)[2], const __m256* s, const uint8_t* x, float* acc,
                              bool first) {
 #pragma GCC unroll 6
-    for (int i = 0; i < N; i++)
+    for (int i = 0; i < N; i++) {
+      const __m256 step = step_of(x + (8 * M + i) * 4);
 #pragma GCC unroll 2
-      for (int v = 0; v < 2; v++)
-        add_group(acc + (i * 2 + v) * 8, first, sum[i][v], s[v], x + (8 * M + i) * 4);
+      for (int v = 0; v < 2; v++) add_group(acc + (i * 2 + v) * 8, first, sum[i][v], s[v], step);
+    }
   }
 
   // The tiles in turn, group by group: side by side in memory they are one stream.
