@@ -175,7 +175,7 @@ class _Draw:
         bits = self._bytes(2 * rows * columns).view(np.uint16)
         bits &= 0x80FF
         bits |= 0x3F00
-        values = torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16).view(rows, columns)
+        values = _tensor(bits.view(np.int16), torch.bfloat16, rows, columns)
         return values.mul_(deviation / _octaves_rms(128))
 
     def norm(self, size: int) -> Tensor:
@@ -192,7 +192,7 @@ class _Draw:
                 f"NVFP4 holds columns in groups of {NVFP4_GROUP}; this shape has {columns}.",
                 next_step="Measure this shape in fp8 or bf16.",
             )
-        codes = torch.from_numpy(self._bytes(rows * columns // 2)).view(rows, columns // 2)
+        codes = _tensor(self._bytes(rows * columns // 2), torch.uint8, rows, columns // 2)
         code_rms = math.sqrt(sum(value * value for value in _E2M1) / len(_E2M1))
         scales = self._e4m3(rows, columns // NVFP4_GROUP, 0x0F)
         return Nvfp4(codes, scales, deviation / (code_rms * _octaves_rms(8)))
@@ -202,11 +202,16 @@ class _Draw:
         codes = self._bytes(rows * columns)
         codes &= random_bits
         codes |= 0x30
-        return torch.from_numpy(codes).view(torch.float8_e4m3fn).view(rows, columns)
+        return _tensor(codes, torch.float8_e4m3fn, rows, columns)
 
     def _bytes(self, count: int) -> np.ndarray:
         words = self._random.integers(0, 1 << 64, -(-count // 8), dtype=np.uint64)
         return words.view(np.uint8)[:count]
+
+
+def _tensor(values: np.ndarray, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
+    """The bits of `values` as [rows, columns] of `dtype`: no view, which would keep the memory when emptied."""
+    return torch.from_numpy(values).view(dtype).view(rows, columns).detach()
 
 
 def _octaves_rms(steps: int) -> float:

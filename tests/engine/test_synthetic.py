@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 import torch
 from bench_world import VOCAB, tiny_shape
 
-from engine.load.stored import Dense, Fp8Block, Fp8Row, Nvfp4
+from engine.load.stored import Dense, Fp8Block, Fp8Row, Nvfp4, StoredLinear
 from engine.load.synthetic import synthetic_weights
+from engine.load.weights import parts_of
 from engine.measure.shapes import Shape, named_shape
 from engine.model.byte_model import ByteModel
 from engine.model.reference import ReferenceBackend
@@ -45,6 +48,21 @@ def test_synthetic_weights_have_the_shapes_and_scales_of_the_model(
     other = synthetic_weights(config, weight_format, seed=2)
     assert torch.equal(_values(again.layers[0].gate), values)
     assert not torch.equal(_values(other.layers[0].gate), values)
+
+
+@pytest.mark.parametrize("weight_format", ["nvfp4", "fp8", "bf16"])
+def test_synthetic_matrices_are_no_views(shape: Shape, weight_format: str) -> None:
+    """Packing empties a tensor to free its memory; a view's memory would stay with what it was cut from."""
+    weights = synthetic_weights(shape.config, weight_format)
+    linears = [part for part in parts_of(weights) if not isinstance(part, torch.Tensor)]
+    tensors = [value for each in linears for value in _tensors(each)]
+    assert len(tensors) > 20
+    assert not any(value._is_view() for value in (weights.embed, *tensors))
+
+
+def _tensors(linear: StoredLinear) -> list[torch.Tensor]:
+    held = (getattr(linear, field.name) for field in fields(linear))
+    return [value for value in held if isinstance(value, torch.Tensor)]
 
 
 def _values(linear: Dense | Nvfp4 | Fp8Block) -> torch.Tensor:
