@@ -72,7 +72,7 @@ struct Bf16 : rondo::Activations {
 #elif defined(RONDO_AVX2)
   template <int M>
   static constexpr int together() {
-    return M == 1 ? 2 : 1;
+    return 2;
   }
 
   // The even and the odd input of 8 outputs.
@@ -120,6 +120,53 @@ struct Bf16 : rondo::Activations {
      ...);
   }
 
+  // 32 inputs of T tiles against few rows: the tiles side by side.
+  template <int M, int T>
+  RONDO_INLINE void few_rows(const uint8_t* p, int64_t ahead, const float* x, float* acc, bool first) {
+    __m256 sum[2 * T][M];
+#pragma GCC unroll 4
+    for (int v = 0; v < 2 * T; v++)
+#pragma GCC unroll 4
+      for (int m = 0; m < M; m++) sum[v][m] = _mm256_setzero_ps();
+#pragma GCC unroll 4
+    for (int j = 0; j < 16; j++) {
+      __m256 w[2 * T][2];
+#pragma GCC unroll 4
+      for (int v = 0; v < 2 * T; v++) {
+        const uint8_t* from = p + (2 * j + v / 2) * kUnit + v % 2 * 32;
+        if (v % 2 == 0) rondo::prefetch(from + ahead);
+        split(from, w[v]);
+      }
+#pragma GCC unroll 2
+      for (int odd = 0; odd < 2; odd++)
+#pragma GCC unroll 4
+        for (int m = 0; m < M; m++) {
+          const __m256 value = _mm256_broadcast_ss(x + (j * M + m) * 2 + odd);
+#pragma GCC unroll 4
+          for (int v = 0; v < 2 * T; v++) sum[v][m] = _mm256_fmadd_ps(w[v][odd], value, sum[v][m]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < 2 * T; v++)
+#pragma GCC unroll 4
+      for (int m = 0; m < M; m++) add_sum(acc + ((v / 2 * M + m) * 2 + v % 2) * 8, first, sum[v][m]);
+  }
+  // 32 inputs of a tile against many rows: the weights widened once, then up to five rows at a time.
+  template <int M>
+  RONDO_INLINE void many_rows(const uint8_t* p, int64_t ahead, const float* x, float* acc, bool first) {
+    alignas(32) __m256 w[32][2];
+    for (int j = 0; j < 16; j++) {
+      rondo::prefetch(p + 2 * j * kUnit + ahead);
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; v++) {
+        __m256 both[2];
+        split(p + 2 * j * kUnit + v * 32, both);
+        w[2 * j][v] = both[0], w[2 * j + 1][v] = both[1];
+      }
+    }
+    add_parts<M>(w, x, acc, first, std::make_integer_sequence<int, (M + 4) / 5>());
+  }
+
   template <int M, int T>
   static void tiles(const TileArgs& a) {
     const float* x = static_cast<const float*>(a.x);
@@ -127,49 +174,15 @@ struct Bf16 : rondo::Activations {
     bool first = a.first;
     for (int k = 0; k < a.k_count; k += 32, x += 32 * M, p += 16 * 2 * kUnit, first = false) {
       const int64_t ahead = a.weight_ahead(weight_offset(k));
-      if constexpr (M <= 4) {
-        __m256 sum[2 * T][M];
-#pragma GCC unroll 4
-        for (int v = 0; v < 2 * T; v++)
-#pragma GCC unroll 4
-          for (int m = 0; m < M; m++) sum[v][m] = _mm256_setzero_ps();
-#pragma GCC unroll 4
-        for (int j = 0; j < 16; j++) {
-          __m256 w[2 * T][2];
-#pragma GCC unroll 4
-          for (int v = 0; v < 2 * T; v++) {
-            const uint8_t* from = p + (2 * j + v / 2) * kUnit + v % 2 * 32;
-            if (v % 2 == 0) rondo::prefetch(from + ahead);
-            split(from, w[v]);
-          }
-#pragma GCC unroll 2
-          for (int odd = 0; odd < 2; odd++)
-#pragma GCC unroll 4
-            for (int m = 0; m < M; m++) {
-              const __m256 value = _mm256_broadcast_ss(x + (j * M + m) * 2 + odd);
-#pragma GCC unroll 4
-              for (int v = 0; v < 2 * T; v++)
-                sum[v][m] = _mm256_fmadd_ps(w[v][odd], value, sum[v][m]);
-            }
-        }
-#pragma GCC unroll 4
-        for (int v = 0; v < 2 * T; v++)
-#pragma GCC unroll 4
-          for (int m = 0; m < M; m++)
-            add_sum(a.sums + ((v / 2 * M + m) * 2 + v % 2) * 8, first, sum[v][m]);
+      if constexpr (M == 1) {
+        few_rows<M, T>(p, ahead, x, a.sums, first);
       } else {
-        // Many rows: the weights widened once, then up to five rows at a time.
-        alignas(32) __m256 w[32][2];
-        for (int j = 0; j < 16; j++) {
-          rondo::prefetch(p + 2 * j * kUnit + ahead);
 #pragma GCC unroll 2
-          for (int v = 0; v < 2; v++) {
-            __m256 both[2];
-            split(p + 2 * j * kUnit + v * 32, both);
-            w[2 * j][v] = both[0], w[2 * j + 1][v] = both[1];
-          }
+        for (int t = 0; t < T; t++) {
+          float* acc = a.sums + t * M * 16;
+          if constexpr (M <= 4) few_rows<M, 1>(p + t * kUnit, ahead, x, acc, first);
+          else many_rows<M>(p + t * kUnit, ahead, x, acc, first);
         }
-        add_parts<M>(w, x, a.sums, first, std::make_integer_sequence<int, (M + 4) / 5>());
       }
     }
   }
