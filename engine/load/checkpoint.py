@@ -40,7 +40,7 @@ from engine.load.weights import (
     MtpWeights,
 )
 from engine.model.config import FULL, ModelConfig
-from engine.torch_threads import one_torch_thread
+from kernels.cpu.threads import one_torch_thread
 
 CONFIG_FILE = "config.json"
 _QUANT_METHODS = ("fp8", "modelopt", "compressed-tensors")

@@ -14,7 +14,6 @@ from engine.load.stored import StoredLinear
 from engine.load.weights import ExpertWeights, ModelWeights, MoeWeights
 from engine.model.config import ModelConfig
 from engine.model.projection import Packing, Projection, free, pack_group
-from engine.torch_threads import one_torch_thread
 from kernels.cpu.buffers import aligned_zeros
 from kernels.cpu.product import PackedLinear
 from kernels.elementwise.native import silu_mul
@@ -82,17 +81,16 @@ class NativeMoe:
                     free(stored)
                 return result
 
-            return pack_experts(len(experts), pack)
+            result = pack_experts(len(experts), pack)
+            give_back_memory()  # of the many small matrices, which the allocator would keep
+            return result
 
         steering = Projection.pack(moe.router, moe.shared_gate, packing=packing)
-        with one_torch_thread():
-            if packing.fuse and type(experts[0].gate) is type(experts[0].up):
-                gate_up = (packed(lambda e: e.gate, lambda e: e.up),)
-            else:
-                gate_up = (packed(lambda e: e.gate), packed(lambda e: e.up))
-            down = packed(lambda e: e.down)
-        give_back_memory()  # of the many small matrices, which the allocator would keep
-        return NativeMoe(steering, gate_up, down)
+        if packing.fuse and type(experts[0].gate) is type(experts[0].up):
+            gate_up = (packed(lambda e: e.gate, lambda e: e.up),)
+        else:
+            gate_up = (packed(lambda e: e.gate), packed(lambda e: e.up))
+        return NativeMoe(steering, gate_up, packed(lambda e: e.down))
 
     def append(
         self, tape: Tape, x: Tensor, buffers: MoeBuffers, rows: int, distinct: Tensor

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from kernels.cpu.product import (
     TILE_ROWS,
     PackedLinear,
     PairedTiles,
     fill_tiles,
-    pad_rows,
+    pad_to_tiles,
     place_parts,
 )
 
@@ -40,16 +39,16 @@ def pack_bf16(parts: list[Tensor], *, interleave: bool = False, amx: bool = Fals
     placed, tiles = place_parts(sizes, interleave=interleave)
     k = parts[0].shape[1]
     k_padded = -(-k // _K_STEP) * _K_STEP
-    unit = 32 if amx else 2  # inputs
-    units = 1 if amx else k_padded // unit
+    units = 1 if amx else k_padded // 2
     weight = PairedTiles(tiles, units, TILE_ROWS * 2 * k_padded // units)
 
     def tiles_of(part: int, begin: int, end: int) -> Tensor:
-        rows = pad_rows(functional.pad(parts[part][begin:end], (0, k_padded - k)))
-        lanes = rows.view(-1, TILE_ROWS, k_padded // unit, unit).transpose(1, 2).contiguous()
-        return lanes.view(lanes.shape[0], -1).view(torch.uint8)
+        rows = pad_to_tiles(parts[part][begin:end], k_padded)
+        if amx:
+            return rows.view(-1, TILE_ROWS, k_padded // 32, 32).transpose(1, 2).unsqueeze(1)
+        return rows.view(torch.int32).view(-1, TILE_ROWS, units).transpose(1, 2)
 
-    fill_tiles(weight.put, sizes, tiles_of, interleave=interleave)
+    fill_tiles(weight.put, sizes, tiles_of, row_bytes=2 * k_padded, interleave=interleave)
     return PackedLinear(
         "rondo_bf16_linear",
         weight.flat,

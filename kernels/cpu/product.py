@@ -9,16 +9,19 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from kernels.cpu.blocking import DEFAULT, Blocking
 from kernels.cpu.buffers import aligned_empty, aligned_zeros, require_rows
+from kernels.cpu.threads import side_by_side
 from kernels.tape import Pool, Tape
 
 TILE_ROWS = 16
 # Up to this many rows every worker repacks the activations itself; above, a step does it once.
 PRIVATE_ROWS = 32
 MAX_ROWS = 65536
-_PACK_CHUNK_TILES = 256
+# Of stored rows: what a packer makes of them stays in the cache of its thread.
+_CHUNK_BYTES = 1 << 20
 
 
 class LinearArgs(ctypes.Structure):
@@ -136,42 +139,59 @@ class PairedTiles:
         if tiles % 2:
             self._tiles[-1, 1] = 0
 
-    def put(self, tiles: Tensor, values: Tensor) -> None:
-        """Store `values` [n, bytes of a tile] as the tiles of these numbers [n]."""
-        shape = self._tiles.shape[2:]
-        self._tiles[tiles // 2, tiles % 2] = values.view(-1, *shape)
+    def put(self, tiles: slice, values: Tensor) -> None:
+        """Store `values` [n, units, ...], of any type and strides, as the n tiles of these numbers."""
+        into = self._tiles.view(values.dtype).unflatten(-1, values.shape[2:])
+        numbers = range(tiles.start, tiles.stop, tiles.step)
+        for first in range(3 - tiles.step):  # neighbours lie in both places of a pair
+            own = numbers[first :: 3 - tiles.step]
+            if own:
+                pair, place = divmod(own[0], 2)
+                into[pair : pair + len(own), place].copy_(values[first :: 3 - tiles.step])
 
 
 def fill_tiles(
-    put: Callable[[Tensor, Tensor], None],
+    put: Callable[[slice, Tensor], None],
     sizes: list[int],
     tile_rows: Callable[[int, int, int], Tensor],
     *,
+    row_bytes: int,
     interleave: bool,
 ) -> None:
-    """Hand the tiles of every part to `put`, a bounded number of rows at a time.
+    """Hand the tiles of every part to `put`, a bounded number of rows at a time, in any order and thread.
 
     Args:
-        put: (tile numbers [n], their contents [n, ...]).
+        put: (n tile numbers, neighbours or every second one; their contents [n, ...]).
         tile_rows: (part, first row, end row) -> the tiles of these rows; the callee pads the last.
+        row_bytes: of a stored row.
     """
+    most = max(1, _CHUNK_BYTES // (TILE_ROWS * row_bytes))
     first = 0
+    chunks = []
     for index, size in enumerate(sizes):
         count = _tiles(size)
-        for begin in range(0, count, _PACK_CHUNK_TILES):
-            end = min(begin + _PACK_CHUNK_TILES, count)
-            numbers = torch.arange(begin, end)
-            numbers = numbers * 2 + index if interleave else numbers + first
-            put(numbers, tile_rows(index, begin * TILE_ROWS, min(end * TILE_ROWS, size)))
+        for begin in range(0, count, most):
+            end = min(begin + most, count)
+            if interleave:
+                numbers = slice(2 * begin + index, 2 * end, 2)
+            else:
+                numbers = slice(first + begin, first + end, 1)
+            chunks.append((numbers, index, begin * TILE_ROWS, min(end * TILE_ROWS, size)))
         first += count
 
+    def fill(chunk: tuple[slice, int, int, int]) -> None:
+        numbers, *rows = chunk
+        put(numbers, tile_rows(*rows))
 
-def pad_rows(matrix: Tensor) -> Tensor:
-    """`matrix` with zero rows appended up to a multiple of 16."""
-    missing = -matrix.shape[0] % TILE_ROWS
-    if not missing:
+    side_by_side(fill, chunks)
+
+
+def pad_to_tiles(matrix: Tensor, columns: int) -> Tensor:
+    """`matrix` with zeros appended: rows up to a multiple of 16, columns up to `columns`."""
+    rows, held = matrix.shape
+    if held == columns and rows % TILE_ROWS == 0:
         return matrix
-    return torch.cat([matrix, matrix.new_zeros(missing, *matrix.shape[1:])])
+    return functional.pad(matrix, (0, columns - held, 0, -rows % TILE_ROWS))
 
 
 def place_row_scale(
@@ -186,9 +206,9 @@ def place_row_scale(
             rows = value[begin:end].float()
         else:
             rows = torch.full((end - begin,), float(value), dtype=torch.float32)
-        return pad_rows(rows).view(-1, TILE_ROWS)
+        return pad_to_tiles(rows.unsqueeze(1), 1).view(-1, TILE_ROWS)
 
-    fill_tiles(scale.__setitem__, sizes, rows_of, interleave=interleave)
+    fill_tiles(scale.__setitem__, sizes, rows_of, row_bytes=4, interleave=interleave)
     return scale.view(-1)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from kernels.cpu.buffers import aligned_zeros
 from kernels.cpu.product import (
@@ -13,14 +12,14 @@ from kernels.cpu.product import (
     PackedLinear,
     PairedTiles,
     fill_tiles,
-    pad_rows,
+    pad_to_tiles,
     place_parts,
     place_row_scale,
 )
 
 BLOCK = 128
 _K_STEP = 32
-_NAN = 0x7F  # the code without its sign
+_NAN, _SIGN = 0x7F, 0x80  # of a code
 
 
 def pack_fp8_blocks(
@@ -53,7 +52,7 @@ def pack_fp8_blocks(
         rows = torch.arange(begin, end, TILE_ROWS) // BLOCK
         return parts[part][1].float()[rows]
 
-    fill_tiles(scale.__setitem__, sizes, scales_of, interleave=interleave)
+    fill_tiles(scale.__setitem__, sizes, scales_of, row_bytes=blocks, interleave=interleave)
     codes = [each for each, _ in parts]
     weight, k_padded, broken = _pack_codes(codes, sizes, tiles, interleave, amx)
     row_scale = None
@@ -143,15 +142,18 @@ def _pack_codes(
 
     def tiles_of(part: int, begin: int, end: int) -> Tensor:
         raw = parts[part][begin:end].view(torch.uint8)
-        broken[part][begin:end] = (raw & _NAN).amax(1) == _NAN
-        rows = pad_rows(functional.pad(raw, (0, k_padded - k)))
+        positive = raw.view(torch.int8).amax(1) == _NAN
+        broken[part][begin:end] = positive | (raw.amax(1) == _NAN | _SIGN)
+        rows = pad_to_tiles(raw, k_padded)
         if amx:
-            # [tile, two outputs, output of them, 32 inputs, quarter, eight inputs]
-            lanes = rows.view(-1, 8, 2, k_padded // 32, 4, 8)
-            return lanes.permute(0, 3, 1, 4, 2, 5).reshape(lanes.shape[0], -1)
-        # [tile, quarter, output in it, four inputs, first or second pair, input in the pair]
-        lanes = rows.view(-1, 4, 4, k_padded // 4, 2, 2)
-        return lanes.permute(0, 3, 1, 4, 2, 5).reshape(lanes.shape[0], -1)
+            # [tile, two outputs, output of them, 32 inputs, eight of them]
+            eights = rows.view(torch.int64).view(-1, 8, 2, k_padded // 32, 4)
+            return eights.permute(0, 3, 1, 4, 2).unsqueeze(1)
+        # [tile, quarter, two outputs, output of them, four inputs, first or second pair]
+        pairs = rows.view(torch.int16).view(-1, 4, 2, 2, units, 2)
+        # [tile, quarter, first or second pair, two outputs, four inputs], the pairs of both side by side
+        both = torch.stack([torch.stack(pairs[..., i].unbind(3), -1) for i in (0, 1)], 2)
+        return both.view(torch.int32).view(-1, TILE_ROWS, units).transpose(1, 2)
 
-    fill_tiles(weight.put, sizes, tiles_of, interleave=interleave)
+    fill_tiles(weight.put, sizes, tiles_of, row_bytes=k_padded, interleave=interleave)
     return weight.flat, k_padded, broken

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernels.cpu.buffers import aligned_empty
 from kernels.cpu.product import PackedLinear
+from kernels.cpu.threads import side_by_side
 
 _WEIGHT_ALIGNMENT = 64
 
@@ -58,6 +59,8 @@ class PackedExperts:
 def pack_experts(count: int, pack: Callable[[int], PackedLinear]) -> PackedExperts:
     """The weights pack(0) .. pack(count - 1), each copied into its place as soon as it is packed.
 
+    As many experts are packed side by side as PyTorch has threads.
+
     Args:
         count: experts of the layer, at least 1.
         pack: the packed weight of one expert, from any packer of the native products: for example
@@ -75,10 +78,12 @@ def pack_experts(count: int, pack: Callable[[int], PackedLinear]) -> PackedExper
     if first.weight.numel() % _WEIGHT_ALIGNMENT:
         raise ValueError(f"tiles must fill whole cache lines, got {first.weight.numel()} bytes")
     weight = aligned_empty((count, first.weight.numel()), torch.uint8)
-    scale = row_scale = None
+    scale = None
     if first.scale is not None:
         scale = aligned_empty((count, *first.scale.shape), first.scale.dtype)
-    for index in range(count):
+    row_scales: list[Tensor | None] = [None] * count
+
+    def place(index: int) -> None:
         packed = first if index == 0 else pack(index)
         if _kind(packed) != _kind(first):
             raise ValueError(
@@ -87,13 +92,23 @@ def pack_experts(count: int, pack: Callable[[int], PackedLinear]) -> PackedExper
         weight[index] = packed.weight
         if scale is not None:
             scale[index] = packed.scale
-        if packed.row_scale is not None:
-            if row_scale is None:  # experts without them so far: times one changes no bit
-                row_scale = aligned_empty((count, packed.row_scale.numel()), torch.float32)
-                row_scale.fill_(1.0)
-            row_scale[index] = packed.row_scale
+        row_scales[index] = packed.row_scale
+
+    side_by_side(place, range(count))
+    row_scale = _joined(row_scales)
     shape = _expert(first, weight, scale, row_scale, 0)
     return PackedExperts(shape, weight, scale, row_scale)
+
+
+def _joined(row_scales: list[Tensor | None]) -> Tensor | None:
+    """float32 [E, tiles * 16], ones for an expert without: times one changes no bit. None where all are."""
+    held = [scale for scale in row_scales if scale is not None]
+    if not held:
+        return None
+    joined = aligned_empty((len(row_scales), held[0].numel()), torch.float32)
+    for into, scale in zip(joined, row_scales, strict=True):
+        into.copy_(torch.ones_like(held[0]) if scale is None else scale)
+    return joined
 
 
 def _expert(

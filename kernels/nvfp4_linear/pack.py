@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from kernels.cpu.product import (
     TILE_ROWS,
@@ -13,11 +14,10 @@ from kernels.cpu.product import (
     PairedTiles,
     Part,
     fill_tiles,
-    pad_rows,
+    pad_to_tiles,
     place_parts,
     place_row_scale,
 )
-from kernels.e2m1.reference import unpack
 
 GROUP = 16
 # What 16 outputs x 32 inputs take in a tile of amx.cpp: two codes a byte, behind them a scale for every group.
@@ -25,6 +25,7 @@ AMX_INPUTS = 32
 AMX_CODE_BYTES = TILE_ROWS * AMX_INPUTS // 2
 AMX_UNIT_BYTES = AMX_CODE_BYTES + TILE_ROWS * AMX_INPUTS // GROUP
 _SMALLEST = 8
+_LOW_NIBBLES = 0x0F0F0F0F0F0F0F0F
 
 
 def pack_nvfp4(
@@ -56,17 +57,20 @@ def pack_nvfp4(
 
     def codes_of(part: int, begin: int, end: int) -> Tensor:
         codes, scales, _ = parts[part]
-        zero = (scales[begin:end].view(torch.uint8) & 0x7F) == 0
-        rows = codes[begin:end].view(end - begin, groups, 8)
-        return _tile_codes(pad_rows(rows.masked_fill(zero.unsqueeze(-1), 0)))
+        rows = codes[begin:end].view(torch.int64)  # one a group
+        magnitudes = scales[begin:end].view(torch.uint8) & 0x7F
+        if not int(magnitudes.min()):
+            rows = rows.masked_fill(magnitudes == 0, 0)
+        words = _halves(pad_to_tiles(rows, groups)).view(torch.int32)
+        return words.view(-1, TILE_ROWS, groups, 2).permute(0, 2, 3, 1)
 
     def scales_of(part: int, begin: int, end: int) -> Tensor:
         raw = parts[part][1][begin:end].view(torch.uint8)
-        rows = pad_rows(table[raw.long()])
-        return rows.view(-1, TILE_ROWS, groups).transpose(1, 2).reshape(-1, groups * TILE_ROWS)
+        rows = table.index_select(0, raw.flatten().int()).view(raw.shape)
+        return pad_to_tiles(rows, groups).view(-1, TILE_ROWS, groups).transpose(1, 2)
 
-    fill_tiles(weight.put, sizes, codes_of, interleave=interleave)
-    fill_tiles(scale.put, sizes, scales_of, interleave=interleave)
+    fill_tiles(weight.put, sizes, codes_of, row_bytes=groups * 8, interleave=interleave)
+    fill_tiles(scale.put, sizes, scales_of, row_bytes=groups, interleave=interleave)
     factors = [part[2] for part in parts]
     row_scale = place_row_scale(factors, sizes, tiles, interleave=interleave)
     k = groups * GROUP
@@ -98,17 +102,23 @@ def _pack_matrix_tiles(
 
     def tiles_of(part: int, begin: int, end: int) -> Tensor:
         stored, scales, _ = parts[part]
-        codes = pad_rows(unpack(stored[begin:end]))
-        codes = functional.pad(codes, (0, AMX_INPUTS * units - codes.shape[1]))
-        # [tile, four outputs, output of them, 32 inputs, group, input] -> words of four outputs
-        nibbles = codes.view(-1, 4, 4, units, 2, GROUP).permute(0, 3, 1, 4, 5, 2)
-        pairs = nibbles[..., 0::2] | nibbles[..., 1::2] << 4
-        raw = pad_rows(scales[begin:end].view(torch.uint8) & 0x7F)
-        raw = functional.pad(raw, (0, 2 * units - groups))
-        raw = raw.view(-1, TILE_ROWS, units, 2).transpose(1, 2).flatten(2)
-        return torch.cat([pairs.flatten(2), raw], dim=2).flatten(1)
+        codes = pad_to_tiles(stored[begin:end].view(torch.int64), 2 * units)
+        # [tile, four outputs, two of them, output of these, groups]
+        rows = codes.view(-1, 4, 2, 2, 2 * units)
+        even, odd = rows[:, :, :, 0], rows[:, :, :, 1]
+        low = (even & _LOW_NIBBLES) | (odd & _LOW_NIBBLES) << 4
+        high = (even >> 4 & _LOW_NIBBLES) | (odd & ~_LOW_NIBBLES)
+        # Every byte is one input of two outputs; four are two inputs of four outputs.
+        stored_bytes = [two.view(torch.uint8) for each in (low, high) for two in each.unbind(2)]
+        fours = torch.stack(stored_bytes, -1).view(-1, 4, units, AMX_CODE_BYTES // 4)
+        raw = pad_to_tiles(scales[begin:end].view(torch.uint8) & 0x7F, 2 * units)
+        made = raw.new_empty(len(fours), units, AMX_UNIT_BYTES)
+        codes, factors = made.split([AMX_CODE_BYTES, AMX_UNIT_BYTES - AMX_CODE_BYTES], 2)
+        codes.unflatten(2, (4, -1)).copy_(fours.transpose(1, 2))
+        factors.unflatten(2, (-1, 2)).copy_(raw.view(-1, TILE_ROWS, units, 2).transpose(1, 2))
+        return made.unsqueeze(1)
 
-    fill_tiles(weight.put, sizes, tiles_of, interleave=interleave)
+    fill_tiles(weight.put, sizes, tiles_of, row_bytes=groups * 8, interleave=interleave)
     factors = [part[2] for part in parts]
     return PackedLinear(
         "rondo_nvfp4_linear",
@@ -140,13 +150,14 @@ def _check(parts: list[tuple[Tensor, Tensor, Tensor | float]]) -> int:
         if scales.dtype != torch.float8_e4m3fn:
             raise ValueError(f"scales must be torch.float8_e4m3fn, got {scales.dtype}")
         raw = scales.view(torch.uint8)
-        if bool(((raw > 0x80) | (raw == 0x7F)).any()):
+        if int(raw.max()) >= 0x7F and bool(((raw > 0x80) | (raw == 0x7F)).any()):
             raise ValueError("NVFP4 scales must be numbers that are not negative")
         if isinstance(scale_2, Tensor) and scale_2.numel() != 1:
             raise ValueError(f"scale_2 must be one number, got shape {list(scale_2.shape)}")
     return k // GROUP
 
 
+@cache
 def _normalised_scales() -> Tensor:
     """uint8 [256]: e4m3 code -> (exponent + 10) << 3 | mantissa; zero maps to the smallest."""
     values = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().abs()
@@ -155,17 +166,17 @@ def _normalised_scales() -> Tensor:
     return torch.where(values == 0, _SMALLEST, code).to(torch.uint8)
 
 
-def _tile_codes(rows: Tensor) -> Tensor:
-    """uint8 [16 t, groups, 8] of stored bytes -> [t, groups * 128] in the order of a tile."""
-    low, high = rows & 15, rows >> 4
-    lanes = torch.stack(
-        [
-            low[..., 0::4] | low[..., 1::4] << 4,
-            low[..., 2::4] | low[..., 3::4] << 4,
-            high[..., 0::4] | high[..., 1::4] << 4,
-            high[..., 2::4] | high[..., 3::4] << 4,
-        ],
-        dim=-1,
-    )
-    tiles = lanes.view(-1, TILE_ROWS, rows.shape[1], 2, 4)
-    return tiles.permute(0, 2, 3, 1, 4).reshape(tiles.shape[0], -1)
+def _halves(groups: Tensor) -> Tensor:
+    """int64, 16 stored codes each -> the same in the order of a tile: of every eight the even ones first."""
+    return _swapped(_swapped(groups, 0x00F000F000F000F0, 4), 0x0000FF000000FF00, 8)
+
+
+def _swapped(words: Tensor, mask: int, bits: int) -> Tensor:
+    """int64 words with the bits under `mask` and those `bits` above them exchanged."""
+    differ = words >> bits
+    differ ^= words
+    differ &= mask
+    swapped = words ^ differ
+    differ <<= bits
+    swapped ^= differ
+    return swapped

@@ -178,6 +178,7 @@ def test_no_blocking_changes_a_bit(fastest: NativeLibrary) -> None:
 def test_experts_lie_in_one_allocation(fastest: NativeLibrary) -> None:
     amx = fastest.has_matrix_unit
     apart = [pack_nvfp4([random_weight(40, 64, e)], amx=amx) for e in range(3)]
+    torch.set_num_threads(2)  # two experts side by side
     packed = pack_experts(3, lambda e: apart[e])
     assert packed.experts == 3
     assert packed.outputs == 40

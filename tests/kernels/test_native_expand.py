@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from kernels.bf16_linear.pack import pack_bf16
+from kernels.checks import same_bits
+from kernels.cpu import product
 from kernels.cpu.expand import expand
 from kernels.cpu.product import PackedLinear
 from kernels.e2m1.reference import decode, unpack
@@ -46,6 +48,15 @@ def test_nvfp4_weights(sizes: tuple[int, ...], amx: bool) -> None:
     assert torch.equal(expand(packed, 1, packed.tiles), expand(packed)[16:])
 
 
+@pytest.mark.parametrize("zero", [0x00, 0x80])
+def test_a_zero_scale_makes_zeros(zero: int, amx: bool) -> None:
+    (codes, scales, _), _ = nvfp4(32, 64, 5, 1.0)
+    codes |= 0x11  # no code is zero
+    scales.view(torch.uint8).clamp_(min=1)[17, 2] = zero
+    values = expand(pack_nvfp4([(codes, scales, 1.0)], amx=amx))
+    assert (values == 0).nonzero().tolist() == [[17, column] for column in range(32, 48)]
+
+
 def test_a_matrix_tile_keeps_its_scales_behind_its_codes() -> None:
     """16 outputs x 32 inputs are 256 bytes of codes and 32 of scales, as amx.cpp reads them."""
     assert (AMX_CODE_BYTES, AMX_UNIT_BYTES) == (256, 288)
@@ -82,3 +93,35 @@ def test_bf16_weights(amx: bool) -> None:
     assert torch.equal(outputs(packed, expand(packed)), torch.cat(parts).float())
     with pytest.raises(ValueError, match="do not lie"):
         expand(packed, 0, packed.tiles + 1)
+
+
+def parts_of(form: str) -> list:
+    """Weights of 40, 7 and 48 outputs, one of them with a NaN code where the form has such."""
+    if form == "nvfp4":
+        return [nvfp4(size, 80, size, 0.5)[0] for size in (40, 7, 48)]
+    weights = [torch.randn(size, 80, generator=seeded(size)) for size in (40, 7, 48)]
+    if form == "bf16":
+        return [weight.bfloat16() for weight in weights]
+    weights[1][3, 5] = torch.nan
+    codes = [weight.to(torch.float8_e4m3fn) for weight in weights]
+    return [(each, torch.full((1, 1), 0.5)) for each in codes]
+
+
+@pytest.mark.parametrize("form", ["nvfp4", "fp8", "bf16"])
+def test_chunks_and_threads_change_no_bit(
+    form: str, amx: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = {"nvfp4": pack_nvfp4, "fp8": pack_fp8_blocks, "bf16": pack_bf16}[form]
+    parts = parts_of(form)
+    wanted = pack(parts, amx=amx), pack([parts[0]] * 2, interleave=True, amx=amx)
+    monkeypatch.setattr(product, "_CHUNK_BYTES", 1)  # a tile each
+    torch.set_num_threads(3)
+    found = pack(parts, amx=amx), pack([parts[0]] * 2, interleave=True, amx=amx)
+    for one, other in zip(wanted, found, strict=True):
+        for field in ("weight", "scale", "row_scale"):
+            held, again = getattr(one, field), getattr(other, field)
+            assert (held is None) == (again is None)
+            assert held is None or same_bits(held, again)
+    if form == "fp8":
+        broken = expand(found[0]).isnan().all(1).nonzero().flatten().tolist()
+        assert broken == [found[0].parts[1].offset + 3]
