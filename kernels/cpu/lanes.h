@@ -62,7 +62,7 @@ struct Lanes {
   template <typename F>
   RONDO_MEMBER explicit Lanes(const Lanes<F>& other) : Lanes(cast(other)) {}
 
-  RONDO_MEMBER static Lanes splat(E x) { RONDO_PIECES(Lanes, piece{} + x); }
+  RONDO_MEMBER static Lanes splat(E x) { RONDO_PIECES(Lanes, x - piece{}); }
   RONDO_MEMBER static Lanes load(const void* from) {
     RONDO_PIECES(Lanes, static_cast<const loose*>(from)[i]);
   }
