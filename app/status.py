@@ -72,7 +72,8 @@ class StatusBar(QStatusBar):
         if level:
             text = f"▲  no sign of life for {self._bridge.silence_s():.0f} s"
         else:
-            text = f"{self._bridge.ticks_per_second()} refreshes/s"
+            count = self._bridge.ticks_per_second()
+            text = f"{count} refresh{'' if count == 1 else 'es'}/s"
         self._paint(self.freshness, text, ("dim", "warn", "bad")[level])
         ticks = list(self._bridge.tick_ms)[-_TICKS:]
         self.cost.setText(f"{statistics.median(ticks) if ticks else 0.0:.1f} ms a refresh")

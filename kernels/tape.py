@@ -29,11 +29,18 @@ class _Step(ctypes.Structure):
 
 @dataclass(frozen=True)
 class StepModel:
-    """What one step must move and compute: the byte and operation model of its kernel."""
+    """What one step must move and compute: the byte and operation model of its kernel.
+
+    position_bytes, position_flops come on top for every position that the sequence holds when the step
+    runs, `window` of them at most (None: all).
+    """
 
     name: str
     bytes_read: int
     flops: int
+    position_bytes: int = 0
+    position_flops: int = 0
+    window: int | None = None
 
 
 class Pool:
@@ -146,6 +153,9 @@ class Tape:
         *,
         bytes_read: int = 0,
         flops: int = 0,
+        position_bytes: int = 0,
+        position_flops: int = 0,
+        window: int | None = None,
         barrier: bool = True,
         serial: bool = False,
     ) -> None:
@@ -154,7 +164,8 @@ class Tape:
         Args:
             name: label of the step in timings.
             keep: objects whose memory `args` points into; held as long as the tape.
-            bytes_read, flops: the byte and operation model of this call.
+            bytes_read, flops, position_bytes, position_flops, window: the byte and operation model of
+                this call, see `StepModel`.
             barrier: False lets workers enter the next step without waiting; only for a next step
                 that touches nothing this one writes.
             serial: worker 0 alone runs the step.
@@ -171,7 +182,9 @@ class Tape:
         step = _Step(address, ctypes.addressof(args), flags, 0)
         self._records.append(step)
         self._keep.append((args, keep))
-        self.models.append(StepModel(name, bytes_read, flops))
+        self.models.append(
+            StepModel(name, bytes_read, flops, position_bytes, position_flops, window)
+        )
         self._steps = None
         if self.eager:
             stamps = np.zeros(2, np.uint64)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QMimeData, QSize, Qt, Signal, Slot
-from PySide6.QtGui import QFontMetricsF, QKeyEvent
+from PySide6.QtGui import QFontMetricsF, QKeyEvent, QKeySequence
 from PySide6.QtWidgets import (
     QFrame,
     QHBoxLayout,
@@ -35,8 +35,9 @@ _LINES_MIN, _LINES_MAX = 3, 9
 
 
 class Composer(QWidget):
-    """Signals: send_wanted, stop_wanted, edit_cancelled."""
+    """Signals: send_wanted, stop_wanted, edit_cancelled, paged(up or down: -1 or 1)."""
 
+    paged = Signal(int)
     send_wanted = Signal()
     stop_wanted = Signal()
     edit_cancelled = Signal()
@@ -70,6 +71,7 @@ class Composer(QWidget):
         self.field.textChanged.connect(self._on_text)
         self.field.long_pasted.connect(self.attach)
         self.field.escaped.connect(self._on_escape)
+        self.field.paged.connect(self.paged)
         column.addWidget(self.field)
         row = QHBoxLayout()
         row.setSpacing(6)
@@ -212,6 +214,7 @@ class _Field(QPlainTextEdit):
 
     long_pasted = Signal(str)
     escaped = Signal()
+    paged = Signal(int)
 
     def __init__(self) -> None:
         super().__init__()
@@ -239,6 +242,11 @@ class _Field(QPlainTextEdit):
             return
         if event.key() == Qt.Key.Key_Escape:
             self.escaped.emit()
+            return
+        back = event.matches(QKeySequence.StandardKey.MoveToPreviousPage)
+        on = event.matches(QKeySequence.StandardKey.MoveToNextPage)
+        if (back or on) and not self.verticalScrollBar().maximum():
+            self.paged.emit(-1 if back else 1)  # nothing to turn over here
             return
         super().keyPressEvent(event)
 

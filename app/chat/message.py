@@ -190,6 +190,8 @@ class AnswerMessage(QWidget):
             )
             may_be_cut = self.may_be_cut and turn.is_refused
             remedy = "Drop the oldest part and send again" if may_be_cut else ""
+            self.body.setVisible(bool(turn.text))
+            self.strip.setVisible(self.strip.count > 0)
             self.error_card = ErrorCard(turn.error, snapshot, dismissable=False, remedy=remedy)
             self.error_card.remedy_wanted.connect(self.cut_wanted)
             self._column.insertWidget(self._column.indexOf(self.strip), self.error_card)

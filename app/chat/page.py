@@ -62,6 +62,7 @@ class ChatPage(QWidget):
         self.composer.send_wanted.connect(self.send)
         self.composer.stop_wanted.connect(bridge.cancel)
         self.composer.edit_cancelled.connect(self.cancel_edit)
+        self.composer.paged.connect(self.view.page)
         self.composer.sampling.changed.connect(self._remember_sampling)
         column.addWidget(self.composer)
         bridge.text.connect(self._on_text)

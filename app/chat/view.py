@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QSize, Qt, Signal, Slot
 from PySide6.QtWidgets import (
+    QAbstractSlider,
     QHBoxLayout,
     QLabel,
     QPushButton,
@@ -98,6 +99,13 @@ class ConversationView(QScrollArea):
         """Go to the end and stay there."""
         self._follow = True
         self.verticalScrollBar().setValue(self.verticalScrollBar().maximum())
+
+    @Slot(int)
+    def page(self, way: int) -> None:
+        """Turn a page back (-1) or on (1)."""
+        action = QAbstractSlider.SliderAction
+        step = action.SliderPageStepSub if way < 0 else action.SliderPageStepAdd
+        self.verticalScrollBar().triggerAction(step)
 
     @property
     def is_following(self) -> bool:

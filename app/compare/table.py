@@ -61,6 +61,7 @@ def table_view(
     view.setModel(model)
     view.setAccessibleName(name)
     view.setShowGrid(False)
+    view.setWordWrap(False)  # a line that is cut shows its beginning, not its first word
     view.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
     view.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
     view.setTabKeyNavigation(False)

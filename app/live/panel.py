@@ -51,6 +51,7 @@ class LivePanel(QWidget):
         self._last_prefill_tps: float | None = None
         self._figures_due_s = self._plots_due_s = self._quiet_plots_due_s = 0.0
         self._has_news = True
+        self._shown_state = ""
         scroll = QScrollArea(self)
         scroll.setWidgetResizable(True)
         scroll.setFrameShape(QFrame.Shape.NoFrame)
@@ -165,7 +166,9 @@ class LivePanel(QWidget):
             self._prefill.add(snapshot.request_id, at_s, snapshot.prompt_done)
         if self.window().isMinimized() or not self.isVisible():
             return
-        if at_s >= self._figures_due_s:
+        # A change of state is told at once: beside a status bar that says "ready", "writing" would be wrong.
+        if at_s >= self._figures_due_s or snapshot.state != self._shown_state:
+            self._shown_state = snapshot.state
             self._figures_due_s = at_s + FIGURES_EVERY_S
             self._show_now(snapshot)
             self._show_figures(snapshot)

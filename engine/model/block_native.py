@@ -147,7 +147,7 @@ class NativeBlock(WaitingRows):
             layer.kv.append(tape, self._context, self._context_kv, rows, name="block context")
             self._prepare(tape, layer, cache, self._context_kv, rows, query=None)
 
-    def record_draft(self, tape: Tape, width: int, expected_length: int) -> None:
+    def record_draft(self, tape: Tape, width: int) -> None:
         """A whole draft: its candidates, their logits and the selector's rows."""
         weights, hidden = self._weights, self._normed
         embed(tape, table=self._embedding, ids=self._ids, out=self._residual, rows=width)
@@ -169,7 +169,6 @@ class NativeBlock(WaitingRows):
                 scale=self.config.head_dim**-0.5,
                 window=self.config.window,
                 rows=width,
-                expected_length=expected_length,
             )
             layer.o.append(tape, self._attended, self._mixed, width, name="block out")
             self._convolve(tape, self._mixed, layer.attention_conv[1], 1, width)

@@ -341,7 +341,7 @@ class NativeBackend:
         if self._found_threads not in (0, self.pool.threads):
             self._engaged.count("passes on other threads")
         if in_round:
-            self._times.add(key, tape)
+            self._times.add(key, tape, self.length)
 
     def _replays(self, kind: str) -> bool:
         wanted = self._replay_drafts if kind in _DRAFTS else self._replay
@@ -362,9 +362,7 @@ class NativeBackend:
         if key.kind == "flush":
             forward.flush(tape, parity=key.parity)
         elif key.kind == "replay":
-            forward.trunk(
-                tape, rows=rows, parity=0, advance=True, expected_length=key.context_class
-            )
+            forward.trunk(tape, rows=rows, parity=0, advance=True)
         elif key.kind == "head":
             forward.head(tape, arena.hidden, rows)
         elif key.kind == "draft":
@@ -380,7 +378,7 @@ class NativeBackend:
         elif key.kind == CONTEXT and block is not None:
             block.record_context(tape, rows)
         elif key.kind == DRAFT and block is not None:
-            block.record_draft(tape, rows, key.context_class)
+            block.record_draft(tape, rows)
         else:
             advance = key.kind == "prefill"
             forward.trunk(
@@ -390,7 +388,6 @@ class NativeBackend:
                 advance=advance,
                 tree=key.kind == "tree",
                 tap=self._drafters.tap,
-                expected_length=key.context_class,
             )
             first = rows - 1 if advance else 0
             forward.head(tape, arena.hidden[first:], rows - first)

@@ -38,7 +38,6 @@ class NativeForward:
         rows: int,
         parity: int,
         advance: bool,
-        expected_length: int,
         tree: bool = False,
         tap: Callable[[int], Tensor | None] = lambda stream: None,
         after_layer: Callable[[Tape, int, str], None] | None = None,
@@ -67,7 +66,6 @@ class NativeForward:
                     rows=rows,
                     committing=True,
                     tree=tree,
-                    expected_length=expected_length,
                 )
             self._add_norm(tape, layer.post_norm, arena.normed, rows, residual=stream)
             if after_layer:
@@ -118,7 +116,6 @@ class NativeForward:
             start=start,
             rows=rows,
             committing=False,
-            expected_length=0,
         )
         self._add_norm(tape, mtp.layer.post_norm, arena.normed, rows)
         self._mlp(tape, mtp.layer, self.config.layers, rows)
@@ -241,7 +238,6 @@ class NativeForward:
         start: Tensor,
         rows: int,
         committing: bool,
-        expected_length: int,
         tree: bool = False,
     ) -> None:
         arena, config = self.arena, self.config
@@ -258,7 +254,6 @@ class NativeForward:
             rows=rows,
             gated=query,
             parents=arena.parents if tree else None,
-            expected_length=expected_length,
         )
         layer.out.append(tape, arena.attended[:, :width], arena.mixed, rows, name="attention out")
 

@@ -22,6 +22,7 @@ class _Times:
     models: list[StepModel]
     runs: int
     stamps_ns: np.ndarray  # uint64 [steps + 1]
+    positions: dict[int | None, int]  # held before each run and seen through a window, summed
 
 
 class PassTimes:
@@ -30,13 +31,16 @@ class PassTimes:
     def __init__(self) -> None:
         self._times: dict[Hashable, _Times] = {}
 
-    def add(self, key: Hashable, tape: Tape) -> None:
-        """The recording of `key` has run."""
+    def add(self, key: Hashable, tape: Tape, positions: int) -> None:
+        """The recording of `key` has run over a sequence that held `positions` before."""
         times = self._times.get(key)
         if times is None:
             zeros = np.zeros(len(tape.models) + 1, np.uint64)
-            times = self._times[key] = _Times(tape.models, 0, zeros)
+            windows = dict.fromkeys((model.window for model in tape.models), 0)
+            times = self._times[key] = _Times(tape.models, 0, zeros, windows)
         times.runs += 1
+        for window in times.positions:
+            times.positions[window] += positions if window is None else min(positions, window)
         # Not in place: a reader that met half of it would take whole clock times for a step's.
         times.stamps_ns = times.stamps_ns + tape.stamps_ns
 
@@ -53,8 +57,9 @@ class PassTimes:
                 row = sums.setdefault(model.name, [0, 0.0, 0, 0])
                 row[0] += times.runs
                 row[1] += total_ns * 1e-6
-                row[2] += times.runs * model.bytes_read
-                row[3] += times.runs * model.flops
+                positions = times.positions[model.window]
+                row[2] += times.runs * model.bytes_read + positions * model.position_bytes
+                row[3] += times.runs * model.flops + positions * model.position_flops
         return [
             OperationTime(name, int(n), ms, int(b), int(f)) for name, (n, ms, b, f) in sums.items()
         ]

@@ -120,7 +120,6 @@ def attention(
     *,
     rows: int,
     cache: KvCache,
-    expected_length: int = 0,
     name: str = "attention",
     **operands: Any,
 ) -> None:
@@ -135,9 +134,7 @@ def attention(
         kind, by_kernel = "wide attention", not limit or rows < limit
     if by_kernel:
         tape.count(f"{kind} kernels")
-        attention_kernel.attention(
-            tape, rows=rows, expected_length=expected_length, name=name, **operands
-        )
+        attention_kernel.attention(tape, rows=rows, name=name, **operands)
     else:
         _host(tape, name, host_attention(rows=rows, **operands), f"{kind} by PyTorch")
 

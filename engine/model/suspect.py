@@ -28,7 +28,7 @@ def first_suspect(forward: NativeForward, pool: Pool, rows: int) -> str:
             suspects.append(f"layer {layer}, {part}")
 
     tape = Tape(pool, eager=True)
-    forward.trunk(tape, rows=rows, parity=0, advance=True, expected_length=0, after_layer=look)
+    forward.trunk(tape, rows=rows, parity=0, advance=True, after_layer=look)
     if suspects:
         return suspects[0]
     if not arena.hidden[:rows].isfinite().all():

@@ -53,7 +53,6 @@ def attention(
     rows: int,
     gated: Tensor | None = None,
     parents: Tensor | None = None,
-    expected_length: int = 0,
     name: str = "attention",
 ) -> None:
     """out = softmax(scale q k^T) v over each row's past, then round(out) * round(sigmoid(gate)).
@@ -72,7 +71,6 @@ def attention(
         gated: the query projection, bf16 [>= rows, Hq * 2D] with the gate in each head's second
             half; None for no gate.
         parents: int32 [32] as in `gated_delta`; None for a chain.
-        expected_length: context length for the byte and operation model alone.
 
     Raises:
         ValueError: an operand differs from the above.
@@ -119,6 +117,8 @@ def attention(
         "rondo_attention",
         args,
         (q, cache, start, out, gated, parents),
-        bytes_read=cache.position_bytes * (expected_length + rows) + 2 * rows * query_heads * dim,
-        flops=4 * rows * query_heads * dim * (expected_length + (rows + 1) // 2),
+        bytes_read=cache.position_bytes * rows + 2 * rows * query_heads * dim,
+        flops=4 * rows * query_heads * dim * ((rows + 1) // 2),
+        position_bytes=cache.position_bytes,
+        position_flops=4 * rows * query_heads * dim,
     )

@@ -43,7 +43,6 @@ def block_attention(
     scale: float,
     window: int,
     rows: int,
-    expected_length: int = 0,
 ) -> None:
     """out = softmax(scale q k^T) v of the rows at positions start .. start + rows - 1, all in the cache.
 
@@ -54,7 +53,6 @@ def block_attention(
         q: bf16 [>= rows, Hq, D] from `attention_prepare`.
         start, first: int32 [1], read when the tape runs.
         out: bf16 [>= rows, Hq * D], unit column stride.
-        expected_length: context length for the byte and operation model alone.
 
     Raises:
         ValueError: an operand differs from the above.
@@ -71,7 +69,6 @@ def block_attention(
     if q.shape[0] < rows:
         raise ValueError(f"q must hold at least {rows} rows, got {q.shape[0]}")
     out_at, out_stride = require_rows("out", out, torch.bfloat16, rows, query_heads * dim)
-    seen = min(expected_length, window) + rows
     tape.append(
         "block_attention",
         "rondo_block_attention",
@@ -92,6 +89,9 @@ def block_attention(
             window=window,
         ),
         (q, cache, start, first, out),
-        bytes_read=4 * heads * dim * seen + 2 * rows * query_heads * dim,
-        flops=4 * rows * query_heads * dim * seen,
+        bytes_read=4 * heads * dim * rows + 2 * rows * query_heads * dim,
+        flops=4 * rows * query_heads * dim * rows,
+        position_bytes=4 * heads * dim,
+        position_flops=4 * rows * query_heads * dim,
+        window=window,
     )

@@ -8,8 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from console_scripts import FAST
 from PySide6.QtCore import QPoint, QPointF, Qt
 from PySide6.QtGui import QFontMetrics
+from PySide6.QtWidgets import QTableView
 
 from app.compare.plot import PairPlot
 from app.live.kernels import KernelModel
@@ -327,3 +329,22 @@ def test_the_card_follows_a_model_that_was_loaded_anew(console) -> None:
     assert dict(card_rows(replace(one.bridge.model, roof_gbps=None)))["Read roof"].startswith(
         "not available: "
     )
+
+
+def test_the_panel_tells_a_change_of_state_with_the_status_bar(console, monkeypatch) -> None:
+    one = console(FAST)
+    live, at_s = one.window.live, time.monotonic()
+    monkeypatch.setattr("app.live.panel.time.monotonic", lambda: at_s)
+    one.bridge._timer.stop()
+    ready = one.bridge.snapshot
+    live._on_tick(ready)
+    for state, said in (("writing", "writing"), ("ready", "ready"), ("comparing", "comparing")):
+        live._on_tick(replace(ready, state=state))  # at the same time: no figures are due
+        assert live.sentence.text().endswith(said)
+
+
+def test_a_cut_line_of_a_table_shows_its_beginning(console) -> None:
+    one = console(FAST)
+    views = one.window.findChildren(QTableView)
+    assert len(views) > 4
+    assert not [view.accessibleName() for view in views if view.wordWrap()]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from console_scripts import FAST, LONG
-from PySide6.QtCore import QMimeData
+from PySide6.QtCore import QMimeData, Qt
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QMessageBox
 
@@ -289,3 +289,36 @@ def test_an_edit_of_a_message_that_goes_becomes_a_new_one(console) -> None:
     one.chat.send()
     one.wait_idle()
     assert [t.text for t in one.chat.transcript.turns if t.role == "user"] == ["first", "second"]
+
+
+def test_an_answer_that_was_refused_leaves_no_gap_above_its_reason(console) -> None:
+    one = console(FAST)
+    one.ask("x" * 40_000)
+    answer = one.answer
+    assert answer.error_card is not None
+    assert not answer.body.isVisible()
+    assert not answer.strip.isVisible()
+    assert answer.figures.isVisible()
+    one = console("error")
+    one.ask("hello")
+    assert one.answer.error_card is not None
+    assert one.answer.body.isVisible()
+    assert one.answer.strip.isVisible()
+
+
+def test_page_keys_turn_the_conversation_over_from_the_message_field(console, qtbot) -> None:
+    one = console(Script(repeat=6, round_ms=0.2))
+    one.ask("go")
+    bar, field = one.chat.view.verticalScrollBar(), one.chat.composer.field
+    one.window.resize(900, 600)
+    one.wait(lambda: bar.value() == bar.maximum() > bar.pageStep())
+    qtbot.keyClick(field, Qt.Key.Key_PageUp)
+    assert bar.value() == bar.maximum() - bar.pageStep()
+    assert not one.chat.view.is_following
+    qtbot.keyClick(field, Qt.Key.Key_PageDown)
+    assert bar.value() == bar.maximum()
+    assert one.chat.view.is_following
+    field.setPlainText("line\n" * 40)
+    qtbot.keyClick(field, Qt.Key.Key_PageUp)
+    qtbot.keyClick(field, Qt.Key.Key_PageDown)
+    assert bar.value() == bar.maximum(), "a text longer than the field is turned over itself"
