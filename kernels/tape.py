@@ -32,7 +32,8 @@ class StepModel:
     """What one step must move and compute: the byte and operation model of its kernel.
 
     position_bytes, position_flops come on top for every position that the sequence holds when the step
-    runs, `window` of them at most (None: all).
+    runs, `window` of them at most (None: all). counter_bytes come on top as often as `counter`, int32 [1], says
+    after the run (None: not at all).
     """
 
     name: str
@@ -41,6 +42,8 @@ class StepModel:
     position_bytes: int = 0
     position_flops: int = 0
     window: int | None = None
+    counter: torch.Tensor | None = None
+    counter_bytes: int = 0
 
 
 class Pool:
@@ -156,6 +159,8 @@ class Tape:
         position_bytes: int = 0,
         position_flops: int = 0,
         window: int | None = None,
+        counter: torch.Tensor | None = None,
+        counter_bytes: int = 0,
         barrier: bool = True,
         serial: bool = False,
     ) -> None:
@@ -164,8 +169,8 @@ class Tape:
         Args:
             name: label of the step in timings.
             keep: objects whose memory `args` points into; held as long as the tape.
-            bytes_read, flops, position_bytes, position_flops, window: the byte and operation model of
-                this call, see `StepModel`.
+            bytes_read, flops, position_bytes, position_flops, window, counter, counter_bytes: the byte
+                and operation model of this call, see `StepModel`.
             barrier: False lets workers enter the next step without waiting; only for a next step
                 that touches nothing this one writes.
             serial: worker 0 alone runs the step.
@@ -183,7 +188,16 @@ class Tape:
         self._records.append(step)
         self._keep.append((args, keep))
         self.models.append(
-            StepModel(name, bytes_read, flops, position_bytes, position_flops, window)
+            StepModel(
+                name,
+                bytes_read,
+                flops,
+                position_bytes,
+                position_flops,
+                window,
+                counter,
+                counter_bytes,
+            )
         )
         self._steps = None
         if self.eager:

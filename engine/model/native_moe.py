@@ -104,17 +104,40 @@ class NativeMoe:
             tape.count("joined experts' gate, up")
             (fused,) = self.gate_up
             moe_gate_up(
-                tape, fused, plan, x=x, out=buffers.hidden, rows=rows, name="experts gate, up"
+                tape,
+                fused,
+                plan,
+                x=x,
+                out=buffers.hidden,
+                rows=rows,
+                distinct=distinct,
+                name="experts gate, up",
             )
         else:
             tape.count("separate experts' gate, up")
             assert buffers.gate_up is not None
             for weight, out in zip(self.gate_up, buffers.gate_up, strict=True):
-                moe_gate_up(tape, weight, plan, x=x, out=out, rows=rows, name="experts gate, up")
+                moe_gate_up(
+                    tape,
+                    weight,
+                    plan,
+                    x=x,
+                    out=out,
+                    rows=rows,
+                    distinct=distinct,
+                    name="experts gate, up",
+                )
             gate, up = buffers.gate_up
             silu_mul(tape, gate=gate, up=up, out=buffers.hidden, rows=rows * plan.top_k)
         moe_down(
-            tape, self.down, plan, x=buffers.hidden, out=buffers.y, rows=rows, name="experts down"
+            tape,
+            self.down,
+            plan,
+            x=buffers.hidden,
+            out=buffers.y,
+            rows=rows,
+            distinct=distinct,
+            name="experts down",
         )
 
     def append_sum(self, tape: Tape, buffers: MoeBuffers, shared: Tensor, rows: int) -> None:

@@ -8,8 +8,8 @@ runs. R rows, E experts, k of them chosen by a row, H hidden, I inner width of a
     hidden, y = plan.buffer(I), plan.buffer(H)              # bf16 [rows * k, I] and [rows * k, H]
     linear(tape, router, x, logits, rows=R)                 # logits float32 or bf16 [>= R, E]
     moe_route(tape, plan, logits=logits, rows=R, distinct=counts[layer : layer + 1])
-    moe_gate_up(tape, gate_up, plan, x=x, out=hidden, rows=R)
-    moe_down(tape, down, plan, x=hidden, out=y, rows=R)
+    moe_gate_up(tape, gate_up, plan, x=x, out=hidden, rows=R, distinct=counts[layer : layer + 1])
+    moe_down(tape, down, plan, x=hidden, out=y, rows=R, distinct=counts[layer : layer + 1])
     moe_combine(tape, plan, y=y, shared=shared, shared_gate=gate, out=out, rows=R)
 
 The (row, slot) pairs of a pass are sorted by expert, rows ascending inside an expert; their places in that
@@ -179,6 +179,7 @@ def moe_gate_up(
     x: Tensor,
     out: Tensor,
     rows: int,
+    distinct: Tensor | None = None,
     name: str = "moe_gate_up",
     blocking: Blocking = DEFAULT,
 ) -> None:
@@ -188,13 +189,15 @@ def moe_gate_up(
         packed: gate and up of every expert, interleaved (or any weight: then out[place] = W x[row]).
         x: bf16 [>= rows, K], on 4 bytes, even row stride.
         out: bf16 [>= rows * k, outputs of an expert], such as `plan.buffer(I)`.
+        distinct: the counter of `moe_route`, for the step's model to count the experts that a run read; without
+            it the model has the mean of random choices.
 
     Raises:
         ValueError: an operand or a count does not fit.
     """
     _check_rows(plan, rows)
     operand = require_rows("x", x, torch.bfloat16, rows, packed.shape.k, alignment=4)
-    _each(tape, packed, plan, x, operand, out, rows, name, blocking, gather=True)
+    _each(tape, packed, plan, x, operand, out, rows, distinct, name, blocking, gather=True)
 
 
 def moe_down(
@@ -205,6 +208,7 @@ def moe_down(
     x: Tensor,
     out: Tensor,
     rows: int,
+    distinct: Tensor | None = None,
     name: str = "moe_down",
     blocking: Blocking = DEFAULT,
 ) -> None:
@@ -213,6 +217,7 @@ def moe_down(
     Args:
         x: bf16 [>= rows * k, K], what `moe_gate_up` left, on 4 bytes, even row stride.
         out: bf16 [>= rows * k, outputs of an expert], such as `plan.buffer(H)`.
+        distinct: as for `moe_gate_up`.
 
     Raises:
         ValueError: an operand or a count does not fit.
@@ -220,7 +225,7 @@ def moe_down(
     _check_rows(plan, rows)
     places = rows * plan.top_k
     operand = require_rows("x", x, torch.bfloat16, places, packed.shape.k, alignment=4)
-    _each(tape, packed, plan, x, operand, out, rows, name, blocking, gather=False)
+    _each(tape, packed, plan, x, operand, out, rows, distinct, name, blocking, gather=False)
 
 
 def moe_combine(
@@ -291,6 +296,7 @@ def _each(
     operand: tuple[int, int],
     out: Tensor,
     rows: int,
+    distinct: Tensor | None,
     name: str,
     blocking: Blocking,
     *,
@@ -342,14 +348,18 @@ def _each(
         tape.append(
             f"{name}.pack", "rondo_moe_each", packing, keep, bytes_read=2 * places * shape.k
         )
-    read = expected_distinct(rows, plan.experts, plan.top_k)
+    if distinct is not None:
+        require("distinct", distinct, torch.int32, (1,))
+    mean = 0 if distinct is not None else expected_distinct(rows, plan.experts, plan.top_k)
     tape.append(
         name,
         "rondo_moe_each",
         args,
         keep,
-        bytes_read=int(read * packed.expert_bytes) + 2 * places * shape.k,
+        bytes_read=int(mean * packed.expert_bytes) + 2 * places * shape.k,
         flops=2 * places * shape.k * packed.outputs * (1 + shape.interleaved),
+        counter=distinct,
+        counter_bytes=0 if distinct is None else packed.expert_bytes,
     )
 
 

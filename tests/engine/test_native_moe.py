@@ -164,12 +164,20 @@ def test_the_times_of_rounds_name_the_experts() -> None:
     backend.reset_operation_times()
     backend.verify(sequence(4))
     names = {each.name: each for each in backend.operation_times()}
+    read = backend._arena.moe.counted()
+    backend.verify([7, 7, 7, 7])
+    again = {each.name: each for each in backend.operation_times()}
+    read_again = backend._arena.moe.counted()
     backend.close()
     wanted = {"router", "route", "experts gate, up", "experts down", "experts sum"}
     assert wanted <= names.keys()
     assert names["experts down"].calls == CONFIG.layers
-    one = 128 * 128 * 9 // 16
-    assert names["experts down"].bytes_read > CONFIG.layers * 3 * one
+    # A matrix of 4.5 bits a weight with a float32 an output, and the rows of its input.
+    one, rows = 128 * 128 * 9 // 16 + 4 * 128, CONFIG.layers * 4 * 3 * 2 * 128
+    for operation, matrices in (("experts gate, up", 2), ("experts down", 1)):
+        assert names[operation].bytes_read == read * matrices * one + rows
+        more = again[operation].bytes_read - names[operation].bytes_read
+        assert more == read_again * matrices * one + rows
 
 
 def test_a_bad_expert_is_found_in_its_layer() -> None:

@@ -219,12 +219,18 @@ def test_the_model_counts_what_is_read(fastest: NativeLibrary) -> None:
         tape = Tape(pool)
         plan = MoePlan.empty(rows=2, experts=3, top_k=3)
         hidden = plan.buffer(64)
-        moe_gate_up(
-            tape, case.gate_up, plan, x=aligned_zeros((2, 96), torch.bfloat16), out=hidden, rows=2
-        )
-        (model,) = tape.models
-    assert model.bytes_read == case.gate_up.weight_bytes + 2 * 6 * 96
-    assert model.flops == 2 * 6 * 96 * 64 * 2
+        x, counter = aligned_zeros((2, 96), torch.bfloat16), torch.zeros(1, dtype=torch.int32)
+        moe_gate_up(tape, case.gate_up, plan, x=x, out=hidden, rows=2)
+        moe_gate_up(tape, case.gate_up, plan, x=x, out=hidden, rows=2, distinct=counter)
+        mean, counted = tape.models
+        with pytest.raises(ValueError, match="distinct must be"):
+            moe_gate_up(tape, case.gate_up, plan, x=x, out=hidden, rows=2, distinct=counter.long())
+    assert mean.bytes_read == case.gate_up.weight_bytes + 2 * 6 * 96
+    assert mean.counter is None
+    assert counted.bytes_read == 2 * 6 * 96
+    assert counted.counter is counter
+    assert counted.counter_bytes == case.gate_up.expert_bytes
+    assert mean.flops == counted.flops == 2 * 6 * 96 * 64 * 2
 
 
 def test_operands_are_refused(fastest: NativeLibrary) -> None:

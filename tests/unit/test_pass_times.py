@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from engine.model import pass_times
 from engine.model.backend import OperationTime
@@ -47,6 +48,20 @@ def test_what_attention_reads_follows_the_length_at_each_run() -> None:
         OperationTime("attention", 2, 2.0, 2 * 16 + 4 * 180, 2 * 64 + 32 * 180),
         OperationTime("block attention", 2, 4.0, 2 * 8 + 140, 2 * 2 + 3 * 140),
     ]
+
+
+def test_what_a_run_counted_is_read_beside_what_every_run_reads() -> None:
+    counter = torch.zeros(1, dtype=torch.int32)
+    models = [
+        StepModel("experts", 10, 0, counter=counter, counter_bytes=1000),
+        StepModel("norm", 1, 0),
+    ]
+    times = PassTimes()
+    for count in (3, 5):
+        counter[0] = count
+        stamps_ns = np.array((0, 1_000_000, 2_000_000), np.uint64)
+        times.add("one", SimpleNamespace(models=models, stamps_ns=stamps_ns), 0)
+    assert [each.bytes_read for each in times.by_operation()] == [8020, 2]
 
 
 def test_a_pass_that_ends_while_somebody_reads_counts_whole_or_not_at_all(
