@@ -87,15 +87,17 @@ struct Bf16 : rondo::Activations {
   }
 
   // 32 inputs of 16 outputs, widened, against N of the M rows at x. A function of its own, so that
-  // nothing else takes its registers.
-  template <int M, int N>
+  // nothing else takes its registers. With Fetch it asks for the lines from `later` on, one by one: all at
+  // once nothing would come while the rows are multiplied.
+  template <int M, int N, bool Fetch>
   __attribute__((noinline)) static void add_rows(const __m256 (*w)[2], const float* x, float* acc,
-                                                 bool first) {
+                                                 bool first, const uint8_t* later) {
     __m256 sum[N][2];
 #pragma GCC unroll 5
     for (int r = 0; r < N; r++) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
 #pragma GCC unroll 1
-    for (int j = 0; j < 16; j++, w += 2, x += 2 * M)
+    for (int j = 0; j < 16; j++, w += 2, x += 2 * M) {
+      if (Fetch) rondo::prefetch(later + j * kUnit);
 #pragma GCC unroll 2
       for (int odd = 0; odd < 2; odd++) {
         const __m256 low = rondo::in_register(w[odd][0]), high = rondo::in_register(w[odd][1]);
@@ -106,6 +108,7 @@ struct Bf16 : rondo::Activations {
           sum[r][1] = _mm256_fmadd_ps(high, value, sum[r][1]);
         }
       }
+    }
 #pragma GCC unroll 5
     for (int r = 0; r < N; r++)
 #pragma GCC unroll 2
@@ -113,10 +116,10 @@ struct Bf16 : rondo::Activations {
   }
   template <int M, int... Part>
   RONDO_INLINE void add_parts(const __m256 (*w)[2], const float* x, float* acc, bool first,
-                              std::integer_sequence<int, Part...>) {
+                              const uint8_t* later, std::integer_sequence<int, Part...>) {
     constexpr int parts = sizeof...(Part);
-    (add_rows<M, M * (Part + 1) / parts - M * Part / parts>(w, x + M * Part / parts * 2,
-                                                            acc + M * Part / parts * 16, first),
+    (add_rows<M, M * (Part + 1) / parts - M * Part / parts, Part == 0>(
+         w, x + M * Part / parts * 2, acc + M * Part / parts * 16, first, later),
      ...);
   }
 
@@ -152,11 +155,12 @@ struct Bf16 : rondo::Activations {
       for (int m = 0; m < M; m++) add_sum(acc + ((v / 2 * M + m) * 2 + v % 2) * 8, first, sum[v][m]);
   }
   // 32 inputs of a tile against many rows: the weights widened once, then up to five rows at a time.
+  // Each tile of a pair asks for half of the lines of both.
   template <int M>
-  RONDO_INLINE void many_rows(const uint8_t* p, int64_t ahead, const float* x, float* acc, bool first) {
+  RONDO_INLINE void many_rows(const uint8_t* p, const uint8_t* later, const float* x, float* acc,
+                              bool first) {
     alignas(32) __m256 w[32][2];
     for (int j = 0; j < 16; j++) {
-      rondo::prefetch(p + 2 * j * kUnit + ahead);
 #pragma GCC unroll 2
       for (int v = 0; v < 2; v++) {
         __m256 both[2];
@@ -164,7 +168,7 @@ struct Bf16 : rondo::Activations {
         w[2 * j][v] = both[0], w[2 * j + 1][v] = both[1];
       }
     }
-    add_parts<M>(w, x, acc, first, std::make_integer_sequence<int, (M + 4) / 5>());
+    add_parts<M>(w, x, acc, first, later, std::make_integer_sequence<int, (M + 4) / 5>());
   }
 
   template <int M, int T>
@@ -181,7 +185,7 @@ struct Bf16 : rondo::Activations {
         for (int t = 0; t < T; t++) {
           float* acc = a.sums + t * M * 16;
           if constexpr (M <= 4) few_rows<M, 1>(p + t * kUnit, ahead, x, acc, first);
-          else many_rows<M>(p + t * kUnit, ahead, x, acc, first);
+          else many_rows<M>(p + t * kUnit, p + ahead + 16 * t * kUnit, x, acc, first);
         }
       }
     }

@@ -140,10 +140,27 @@ struct Fp8 : Layout {
     return 2;
   }
 
-  // `units` units of T tiles against M rows; held[t][m][i] belongs to quarter i of a unit.
+  // Sums of up to 64 inputs, of quarter i of a unit: the first ones of a block, or in addition to those.
+  RONDO_INLINE void keep(__m256* held, const __m256* sum, bool add) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) held[i] = add ? _mm256_add_ps(held[i], sum[i]) : sum[i];
+  }
+  // Joins the even and the odd inputs of 16 outputs and adds them with the scale of their block.
+  RONDO_INLINE void add_block(const __m256* held, __m256 scale, bool first, float* acc) {
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; v++) {
+      const __m256 pairs = _mm256_hadd_ps(held[2 * v], held[2 * v + 1]);
+      const __m256 joined =
+          _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(pairs), 0xD8));
+      const __m256 before = first ? _mm256_setzero_ps() : _mm256_load_ps(acc + 8 * v);
+      _mm256_store_ps(acc + 8 * v, _mm256_fmadd_ps(joined, scale, before));
+    }
+  }
+
+  // Up to 64 inputs of T tiles against one or two rows, the tiles side by side.
   template <int M, int T>
-  RONDO_INLINE void add_units(const TileArgs& a, const uint8_t* p, const float* x, int units, bool add,
-                              __m256 (*held)[M][4]) {
+  RONDO_INLINE void few_rows(const TileArgs& a, const uint8_t* p, const float* x, int units, bool add,
+                             __m256 (*held)[M][4]) {
     __m256 sum[T][M][4];
 #pragma GCC unroll 2
     for (int t = 0; t < T; t++)
@@ -177,59 +194,60 @@ struct Fp8 : Layout {
 #pragma GCC unroll 2
     for (int t = 0; t < T; t++)
 #pragma GCC unroll 2
-      for (int m = 0; m < M; m++)
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++)
-          held[t][m][i] = add ? _mm256_add_ps(held[t][m][i], sum[t][m][i]) : sum[t][m][i];
+      for (int m = 0; m < M; m++) keep(held[t][m], sum[t][m], add);
   }
 
-  // `pairs` pairs of inputs of 16 outputs, decoded, against N of the M rows at x. A function of its own,
-  // so that nothing else takes its registers.
-  template <int M, int N>
-  __attribute__((noinline)) static void add_rows(const uint16_t* w, const float* x, int pairs, bool add,
-                                                 __m256 (*held)[4]) {
-    __m256 sum[N][4];
+  // A block of 16 outputs, `units` units of f16, against N of the M rows at x. A function of its own, so
+  // that nothing else takes its registers. With Fetch it asks for as many lines from `later` on as half of
+  // these units take, bit by bit: all at once they would hold up the decoding, and nothing would come
+  // while the rows are multiplied.
+  template <int M, int N, bool Fetch>
+  __attribute__((noinline)) static void add_rows(const uint16_t* w, const float* x, int units,
+                                                 __m256 scale, bool first, float* acc,
+                                                 const uint8_t* later) {
+    __m256 held[N][4];
+    for (bool add = false; units > 0; units -= 16, add = true) {
+      __m256 sum[N][4];
 #pragma GCC unroll 3
-    for (int r = 0; r < N; r++)
+      for (int r = 0; r < N; r++)
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; i++) sum[r][i] = _mm256_setzero_ps();
+        for (int i = 0; i < 4; i++) sum[r][i] = _mm256_setzero_ps();
+      const uint16_t* end = w + (units < 16 ? units : 16) * kUnitHalves;
 #pragma GCC unroll 1
-    for (int u = 0; u < pairs; u++, w += 32, x += 2 * M) {
-      __m256 value[N];
+      for (; w < end; w += 32, x += 2 * M) {
+        if (Fetch) rondo::prefetch(later), later += kUnit / 2;
+        __m256 value[N];
 #pragma GCC unroll 3
-      for (int r = 0; r < N; r++) value[r] = rondo::broadcast_pair(x + 2 * r);
+        for (int r = 0; r < N; r++) value[r] = rondo::broadcast_pair(x + 2 * r);
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; i++) {
-        const __m256 weight = from_halves(w + i * 8);
+        for (int i = 0; i < 4; i++) {
+          const __m256 weight = from_halves(w + i * 8);
 #pragma GCC unroll 3
-        for (int r = 0; r < N; r++) sum[r][i] = _mm256_fmadd_ps(weight, value[r], sum[r][i]);
+          for (int r = 0; r < N; r++) sum[r][i] = _mm256_fmadd_ps(weight, value[r], sum[r][i]);
+        }
       }
+#pragma GCC unroll 3
+      for (int r = 0; r < N; r++) keep(held[r], sum[r], add);
     }
 #pragma GCC unroll 3
-    for (int r = 0; r < N; r++)
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; i++)
-        held[r][i] = add ? _mm256_add_ps(held[r][i], sum[r][i]) : sum[r][i];
+    for (int r = 0; r < N; r++) add_block(held[r], scale, first, acc + r * 16);
   }
   template <int M, int... Part>
-  RONDO_INLINE void add_parts(const uint16_t* w, const float* x, int pairs, bool add,
-                              __m256 (*held)[4], std::integer_sequence<int, Part...>) {
+  RONDO_INLINE void add_parts(const uint16_t* w, const float* x, int units, __m256 scale, bool first,
+                              float* acc, const uint8_t* later, std::integer_sequence<int, Part...>) {
     constexpr int parts = sizeof...(Part);
-    (add_rows<M, M * (Part + 1) / parts - M * Part / parts>(w, x + M * Part / parts * 2, pairs, add,
-                                                            held + M * Part / parts),
+    (add_rows<M, M * (Part + 1) / parts - M * Part / parts, Part == 0>(
+         w, x + M * Part / parts * 2, units, scale, first, acc + M * Part / parts * 16, later),
      ...);
   }
-
-  // Joins the even and the odd inputs of 16 outputs and adds them with the scale of their block.
-  RONDO_INLINE void add_block(const __m256* held, __m256 scale, bool first, float* acc) {
-#pragma GCC unroll 2
-    for (int v = 0; v < 2; v++) {
-      const __m256 pairs = _mm256_hadd_ps(held[2 * v], held[2 * v + 1]);
-      const __m256 joined =
-          _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(pairs), 0xD8));
-      const __m256 before = first ? _mm256_setzero_ps() : _mm256_load_ps(acc + 8 * v);
-      _mm256_store_ps(acc + 8 * v, _mm256_fmadd_ps(joined, scale, before));
-    }
+  // A block of one tile against many rows: the weights decoded once, then up to three rows at a time.
+  // Each tile of a pair asks for half of the lines of both.
+  template <int M>
+  RONDO_INLINE void many_rows(const uint8_t* p, const float* x, int units, __m256 scale, bool first,
+                              float* acc, const uint8_t* later) {
+    alignas(32) uint16_t w[32 * kUnitHalves];
+    for (int u = 0; u < units; u++) to_halves(p + u * 2 * kUnit, w + u * kUnitHalves);
+    add_parts<M>(w, x, units, scale, first, acc, later, std::make_integer_sequence<int, (M + 2) / 3>());
   }
 
   template <int M, int T>
@@ -237,36 +255,29 @@ struct Fp8 : Layout {
     const float* x = static_cast<const float*>(a.x);
     const uint8_t* p = a.weight;
     for (int b = 0, left = a.k_count; left > 0; b++, left -= 128) {
-      alignas(32) __m256 held[T][M][4] = {};
-      for (int part = 0; part < 2 && part * 64 < left; part++) {
-        const int units = left - part * 64 < 64 ? (left - part * 64) / 4 : 16;
-        if constexpr (M == 1) {
-          add_units<M, T>(a, p, x, units, part > 0, held);
-        } else {
-          for (int t = 0; t < T; t++) {
-            const uint8_t* from = p + t * kUnit;
-            if constexpr (M == 2) {
-              add_units<M, 1>(a, from, x, units, part > 0, held + t);
-            } else {
-              // Many rows: the weights decoded once, then up to three rows at a time.
-              alignas(32) uint16_t w[16 * kUnitHalves];
-              for (int u = 0; u < units; u++, from += 2 * kUnit) {
-                rondo::prefetch(from + a.weight_ahead(from - a.weight));
-                to_halves(from, w + u * kUnitHalves);
-              }
-              add_parts<M>(w, x, 2 * units, part > 0, held[t],
-                           std::make_integer_sequence<int, (M + 2) / 3>());
-            }
-          }
+      const int units = left < 128 ? left / 4 : 32;
+      const bool first = a.first && b == 0;
+      const uint8_t* later = p + a.weight_ahead(p - a.weight);
+      __m256 held[T][M <= 2 ? M : 1][4];
+      if constexpr (M <= 2) {
+        for (int u = 0; u < units; u += 16) {
+          const int some = units - u < 16 ? units - u : 16;
+          const uint8_t* from = p + u * 2 * kUnit;
+          if constexpr (M == 1) few_rows<M, T>(a, from, x + u * 4 * M, some, u > 0, held);
+          else
+            for (int t = 0; t < T; t++)
+              few_rows<M, 1>(a, from + t * kUnit, x + u * 4 * M, some, u > 0, held + t);
         }
-        x += 4 * M * units, p += 2 * kUnit * units;
       }
       for (int t = 0; t < T; t++) {
         const uint8_t* q = a.scale ? a.scale + t * a.scale_stride : nullptr;
         const __m256 s = _mm256_set1_ps(256.f * block_scale(q, b));
-        for (int m = 0; m < M; m++)
-          add_block(held[t][m], s, a.first && b == 0, a.sums + (t * M + m) * 16);
+        float* acc = a.sums + t * M * 16;
+        if constexpr (M <= 2)
+          for (int m = 0; m < M; m++) add_block(held[t][m], s, first, acc + m * 16);
+        else many_rows<M>(p + t * kUnit, x, units, s, first, acc, later + t * units * kUnit);
       }
+      x += 4 * M * units, p += 2 * kUnit * units;
     }
   }
 };

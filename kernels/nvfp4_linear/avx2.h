@@ -60,11 +60,15 @@ struct Nvfp4 : Layout {
   // Asks for what comes later in the place of group g of T tiles.
   template <int T>
   RONDO_INLINE void fetch(const rondo::TileArgs& a, int64_t g) {
-    const int64_t at = g * 2 * kUnit, scale_at = g * 2 * kScaleUnit;
+    const int64_t at = g * 2 * kUnit;
     const uint8_t* later = a.weight + at + a.weight_ahead(at);
 #pragma GCC unroll 4
     for (int line = 0; line < 2 * T; line++) rondo::prefetch(later + line * 64);
-    if (!(g & 1)) rondo::prefetch(a.scale + scale_at + a.scale_ahead(scale_at));
+    fetch_scales(a, g);
+  }
+  RONDO_INLINE void fetch_scales(const rondo::TileArgs& a, int64_t g) {
+    const int64_t at = g * 2 * kScaleUnit;
+    if (!(g & 1)) rondo::prefetch(a.scale + at + a.scale_ahead(at));
   }
   // acc + sum * scale * step, the accumulator in memory: the registers belong to the chains.
   RONDO_INLINE void add_group(float* acc, bool first, __m256i sum, __m256 scale, __m256 step) {
@@ -151,11 +155,14 @@ struct Nvfp4 : Layout {
     }
   }
 
-  // The panel against N of M rows. A function of its own, so that nothing else takes its registers.
-  template <int M, int N>
+  // The panel against N of M rows. A function of its own, so that nothing else takes its registers. On the
+  // way it asks for `Lines` lines a group from `later` on: all at once nothing would come meanwhile.
+  template <int M, int N, int Lines>
   __attribute__((noinline)) static void add_panel(const Panel& panel, int groups, const uint8_t* x,
-                                                  float* acc, bool first) {
+                                                  float* acc, bool first, const uint8_t* later) {
     for (int g = 0; g < groups; g++, x += rondo::kGroupBytes * M, first = false) {
+#pragma GCC unroll 2
+      for (int line = 0; line < Lines; line++, later += 64) rondo::prefetch(later);
       __m256i sum[N][2];
       rondo::add_codes<M, N, true>(panel.codes[g][0], x, sum);
       rondo::add_codes<M, N, false>(panel.codes[g][1], x + 4 * M, sum);
@@ -166,10 +173,10 @@ struct Nvfp4 : Layout {
   }
   template <int M, int... Part>
   RONDO_INLINE void add_parts(const Panel& panel, int groups, const uint8_t* x, float* acc, bool first,
-                              std::integer_sequence<int, Part...>) {
+                              const uint8_t* later, std::integer_sequence<int, Part...>) {
     constexpr int parts = sizeof...(Part);
-    (add_panel<M, M * (Part + 1) / parts - M * Part / parts>(
-         panel, groups, x + M * Part / parts * 4, acc + M * Part / parts * 16, first),
+    (add_panel<M, M * (Part + 1) / parts - M * Part / parts, Part == 0 ? 2 : 0>(
+         panel, groups, x + M * Part / parts * 4, acc + M * Part / parts * 16, first, later),
      ...);
   }
   template <int M, int T>
@@ -179,16 +186,19 @@ struct Nvfp4 : Layout {
     const int all = a.k_count / 16;
     for (int done = 0; done < all; done += kPanel) {
       const int groups = all - done < kPanel ? all - done : kPanel;
+      const int64_t at = int64_t(done) * 2 * kUnit;
+      const uint8_t* later = a.weight + at + a.weight_ahead(at);
       for (int t = 0; t < T; t++) {
         for (int i = 0; i < groups; i++) {
           const int64_t g = done + i;
-          if (t == 0) fetch<T>(a, g);
+          if (t == 0) fetch_scales(a, g);
           const uint8_t* p = a.weight + g * 2 * kUnit + t * kUnit;
           look_up_half(p, panel.codes[i]);
           look_up_half(p + 64, panel.codes[i] + 2);
           scales(a.scale + g * 2 * kScaleUnit + t * kScaleUnit, panel.scales[i]);
         }
         add_parts<M>(panel, groups, x, a.sums + t * M * 16, a.first && done == 0,
+                     later + t * groups * kUnit,
                      std::make_integer_sequence<int, (M - 1) / rondo::kRowsTogether + 1>());
       }
       x += int64_t(groups) * rondo::kGroupBytes * M;
