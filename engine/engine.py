@@ -23,17 +23,16 @@ from engine.api import (
 )
 from engine.engine_compare import EngineCompares
 from engine.errors import Cancelled, UsageError
-from engine.hardware import MOST_THREADS
 from engine.knob_rows import idle_notices, knob_rows, served_values
 from engine.knobs import KnobSet
-from engine.load.checkpoint import Checkpoint, Inspected, read_checkpoint
+from engine.load.checkpoint import Checkpoint, read_checkpoint
 from engine.measure.kernel_table import kernel_table
 from engine.measure.price_store import live_prices
 from engine.model.backend import PREFILL_CHUNK, Backend
 from engine.model.choose import open_backend, scaled_kv
 from engine.model.cuda_memory import give_back_memory
 from engine.model.engaged import Engaged
-from engine.numbers import grouped
+from engine.open_options import OpenOptions
 from engine.paths import profile_path
 from engine.prompt_ids import PromptIds
 from engine.request import checked_sampling
@@ -41,17 +40,6 @@ from engine.spec.decode import DecodeLoop, Round
 from engine.spec.drafter import Drafter
 from engine.spec.drafters import Drafters
 from engine.spec.lookup_memory import Memory, open_memory
-
-DEFAULT_CONTEXT_TOKENS = 32768  # or the model's own, if smaller
-
-
-def _cut_context(asked: int | None, held: int) -> tuple[str, ...]:
-    """The notice of a context that was asked for and is longer than the model's own."""
-    if asked is None or asked <= held:
-        return ()
-    return (
-        f"The context holds {grouped(held)} tokens, the model's limit; {grouped(asked)} were asked for.",
-    )
 
 
 class Engine(EngineCompares):
@@ -106,43 +94,24 @@ class Engine(EngineCompares):
 
         `profile` is serve, an env file, or None for defaults. `compute="float32"` runs the
         reference operations in float32, for comparison with an oracle. `remember` opens the suffix store that
-        QWEN38_SUFFIX_STORE names; whoever measures leaves it closed. `first` is a request that will be asked:
-        what is wrong with it is raised before a weight is read. `on_trouble(sentence)` hears, perhaps
-        from another thread, what goes wrong with its files. Raises RondoError of some kind with the cause;
-        nothing stays allocated then.
+        QWEN38_SUFFIX_STORE names; whoever measures leaves it closed. `on_trouble(sentence)` hears, perhaps from
+        another thread, what goes wrong with its files. `first` is a request that will be asked: what is wrong
+        with it, as with `device`, is raised before a weight is read. Raises RondoError of some kind with the
+        cause; nothing stays allocated then.
         """
         begun = time.perf_counter()
         if not isinstance(knobs, KnobSet):
             knobs = KnobSet.resolve(profile=profile_path(profile), changes=knobs)
-        if compute not in (None, "float32"):
-            raise UsageError(
-                f"compute={compute!r} is not known.", next_step='Use "float32" or None.'
-            )
-        if threads is not None and not 1 <= threads <= MOST_THREADS:
-            raise UsageError(
-                f"{threads} threads are not accepted.", next_step=f"Use 1 to {MOST_THREADS}."
-            )
-        if context_tokens is not None and context_tokens < 2:
-            raise UsageError(
-                f"A context of {context_tokens} holds no answer.", next_step="Use 2 or more."
-            )
-        wanted_tokens = context_tokens or DEFAULT_CONTEXT_TOKENS
+        options = OpenOptions(device, threads, compute, context_tokens)
         give_back_memory()
-
-        def check_first(found: Inspected) -> None:
-            if first is not None:
-                config = found.plan.config
-                tokens = min(wanted_tokens, config.context_tokens)
-                PromptIds(found, config, tokens).fitted(first)
-
         checkpoint = read_checkpoint(
             path,
-            on_found=check_first,
+            on_found=lambda found: options.refuse(found, first),
             on_progress=on_progress,
             cancel=cancel,
-            keep_float32=compute == "float32",
-            scaled_kv=scaled_kv(knobs, device=device, float32=compute == "float32"),
-            context_tokens=wanted_tokens,
+            keep_float32=options.float32,
+            scaled_kv=scaled_kv(knobs, device=device, float32=options.float32),
+            context_tokens=options.wanted_tokens,
         )
         memory = open_memory(
             knobs,
@@ -153,11 +122,11 @@ class Engine(EngineCompares):
         )
         opened = open_backend(
             checkpoint,
-            capacity=min(wanted_tokens, checkpoint.config.context_tokens),
+            capacity=options.capacity(checkpoint.config),
             knobs=knobs,
             device=device,
             threads=threads,
-            float32=compute == "float32",
+            float32=options.float32,
             on_progress=on_progress,
             cancel=cancel,
         )
@@ -169,7 +138,7 @@ class Engine(EngineCompares):
             engine.close()
             raise
         idle = idle_notices(knobs, backend=card.backend, offers=engine.offers)
-        cut = _cut_context(context_tokens, card.context_tokens)
+        cut = options.context_notice(checkpoint.config)
         engine.card = replace(card, notices=(*card.notices, *cut, *idle))
         engine._describe = lambda now: opened.card(checkpoint, knobs=now, load_s=card.load_s)
         return engine

@@ -21,7 +21,7 @@ from engine.load.reader import KEPT
 from engine.measure.roof import Roof, roof_of_rounds
 from engine.model.attach_block import attach_block
 from engine.model.backend import Backend
-from engine.model.choose_cuda import open_gpu
+from engine.model.choose_cuda import open_gpu, refuse_gpu
 from engine.model.config import ModelConfig
 from engine.model.native import NativeBackend
 from engine.model.native_moe import unsupported_experts
@@ -90,6 +90,14 @@ def scaled_kv(knobs: KnobSet, *, device: str, float32: bool) -> bool:
     return knobs.flag("KV_FP8") and not (float32 or gpu or wanted == "reference")
 
 
+def refuse_device(config: ModelConfig, *, device: str, float32: bool) -> None:
+    """Raise RondoError where it is known before a weight is read that the model cannot run on `device`."""
+    if device == "cuda" and float32:
+        raise UsageError("float32 is computed on the processor.", next_step="Use --device cpu.")
+    if device == "cuda":
+        refuse_gpu(config)
+
+
 def open_backend(
     checkpoint: Checkpoint,
     *,
@@ -122,8 +130,6 @@ def open_backend(
     def what() -> str:
         return f"{checkpoint.name} and a context of {grouped(capacity)} tokens (last step: {last})"
 
-    if device == "cuda" and float32:
-        raise UsageError("float32 is computed on the processor.", next_step="Use --device cpu.")
     with allocating(what, kept=KEPT):
         return _open(checkpoint, capacity, threads, knobs, device, attach, stage, float32=float32)
 

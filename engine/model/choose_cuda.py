@@ -25,6 +25,7 @@ from engine.model.cuda_ready import (
     check_device_memory,
     expansion_notice,
     ready_library,
+    require_gpu,
 )
 from engine.model.cuda_weights import unsupported_shape
 from kernels.build_cache import launch_errors
@@ -67,15 +68,21 @@ def open_gpu(
             raise
         cause = error.cause if isinstance(error, MemoryShortError) else f"{error}."
         if asked:
-            raise RondoError(
-                f"The GPU cannot compute: {cause}",
-                next_step="`rondo doctor` says what is missing; --device cpu computes on the processor.",
-            ) from error
+            raise _refusal(cause) from error
         return f"The GPU is not used, the processor computes: {cause}"
     name = backend.device_name
     place = f"{name}, {backend.library.target.name}" if backend.library else name
     notices = (UNPROVEN, notice) if notice else (UNPROVEN,)
     return OpenedGpu(backend, place, notices, _roof(backend, stage))
+
+
+def refuse_gpu(config: ModelConfig) -> None:
+    """Raise RondoError where no GPU is there, or none computes a model of this shape."""
+    try:
+        require_gpu()
+        _require_model(config)
+    except GpuNotUsable as error:
+        raise _refusal(f"{error}.") from error
 
 
 def open_backend_on_gpu(
@@ -93,11 +100,7 @@ def open_backend_on_gpu(
     Raises GpuNotUsable or MemoryShortError, with the stored weights as they were, and PlacedMemoryShort or
     another RondoError where the GPU fails later.
     """
-    if config.experts:
-        raise GpuNotUsable("mixture-of-experts layers run on the processor only so far")
-    why_not = unsupported_shape(config)
-    if why_not:
-        raise GpuNotUsable(f"the GPU kernels do not take this shape ({why_not})")
+    _require_model(config)
     library = ready_library(on_progress)
     check_device_memory(config, weights, capacity, DeviceMemory.of(library.device))
     from engine.model.cuda_kernels import KernelOps
@@ -130,6 +133,21 @@ def open_backend_on_gpu(
             next_step="Use --device cpu; `bash ops/gpu_check.sh` finds what fails.",
         ) from error
     return backend
+
+
+def _require_model(config: ModelConfig) -> None:
+    if config.experts:
+        raise GpuNotUsable("mixture-of-experts layers run on the processor only so far")
+    why_not = unsupported_shape(config)
+    if why_not:
+        raise GpuNotUsable(f"the GPU kernels do not take this shape ({why_not})")
+
+
+def _refusal(cause: str) -> RondoError:
+    return RondoError(
+        f"The GPU cannot compute: {cause}",
+        next_step="`rondo doctor` says what is missing; --device cpu computes on the processor.",
+    )
 
 
 def _open(

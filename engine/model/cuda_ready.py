@@ -61,14 +61,19 @@ class DeviceMemory:
         return DeviceMemory(torch.cuda.mem_get_info(device)[0], unified=False)
 
 
+def require_gpu() -> None:
+    """Raise GpuNotUsable where PyTorch sees no GPU."""
+    if not torch.cuda.is_available():
+        raise GpuNotUsable("PyTorch sees no GPU (`nvidia-smi` shows what the driver sees)")
+
+
 def ready_library(on_progress: Callable[[str], None] | None = None) -> CudaLibrary:
     """The compiled kernels of the first GPU, after `rondo check --device cuda` in short and a small model.
 
     Raises:
         GpuNotUsable: PyTorch sees no GPU, something is missing, or a check does not hold.
     """
-    if not torch.cuda.is_available():
-        raise GpuNotUsable("PyTorch sees no GPU (`nvidia-smi` shows what the driver sees)")
+    require_gpu()
     try:
         from engine.model.cuda_kernels import KernelOps
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from checkpoints import make_checkpoint
+from checkpoints import MOE, make_checkpoint
 from test_native import CONFIG
 
 import engine.model.choose_cuda as choose_cuda
@@ -18,6 +18,7 @@ from engine import Engine
 from engine.cli import FAILED, main
 from engine.commands.doctor import _gpu
 from engine.errors import MemoryShortError, RondoError, UsageError
+from engine.load import checkpoint
 from engine.load.synthetic import synthetic_weights
 from engine.model.cuda_memory import give_back_memory
 from engine.model.cuda_ready import (
@@ -49,6 +50,26 @@ def test_a_gpu_that_is_asked_for_and_is_not_there_is_an_error(model: Path) -> No
     with pytest.raises(UsageError, match="float32"):
         Engine.open(model, device="cuda", compute="float32")
     assert main(["bench", "--device", "cuda", "--shape", "demo", "--no-roof"]) == FAILED
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (MOE, "mixture-of-experts layers run on the processor only"),
+        ({"hidden_size": 72}, "hidden_size must be a multiple of 16"),
+    ],
+)
+def test_a_model_that_no_gpu_takes_is_refused_before_its_weights_are_read(
+    changes: dict, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def read(*_: object) -> None:
+        raise AssertionError("a weight was read")
+
+    make_checkpoint(tmp_path, **changes)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(checkpoint, "TensorReader", read)
+    with pytest.raises(RondoError, match=f"The GPU cannot compute.*{why}"):
+        Engine.open(tmp_path, device="cuda")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
