@@ -52,6 +52,10 @@ class PromptError(RondoError):
     title = "This prompt cannot be run"
 
 
+class LongPromptError(PromptError):
+    """A prompt longer than the context; a request may have its oldest part cut."""
+
+
 class BusyError(RondoError):
     """A command that has to wait for the one that runs."""
 

@@ -28,7 +28,7 @@ class PromptIds:
     def fitted(self, request: GenerateRequest) -> tuple[list[int], bool, int]:
         """As `of`, cut to the context where the request allows that; the last: tokens that were cut.
 
-        Raises also PromptError for a prompt that does not fit.
+        Raises also LongPromptError for a prompt that does not fit.
         """
         ids, thinking = self.of(request)
         kept, dropped = fitted(
@@ -49,7 +49,7 @@ class PromptIds:
                 next_step="Type a question first.",
             )
         if request.token_ids:
-            return self.checked(request.token_ids), False
+            return self._known(request.token_ids), False
         if request.prompt is not None:
             ids = self._tokenizer.encode_text(request.prompt)
             if not ids:
@@ -68,6 +68,14 @@ class PromptIds:
 
     def checked(self, token_ids: Sequence[int]) -> list[int]:
         """Ids given as such. Raises PromptError for none, one outside the vocabulary, or too many."""
+        ids = self._known(token_ids)
+        if len(ids) > self._capacity:
+            raise PromptError(
+                f"{grouped(len(ids))} tokens do not fit the context of {grouped(self._capacity)}."
+            )
+        return ids
+
+    def _known(self, token_ids: Sequence[int]) -> list[int]:
         ids = [int(token) for token in token_ids]
         if not ids:
             raise PromptError("The prompt is empty.", next_step="Give at least one token.")
@@ -76,9 +84,5 @@ class PromptIds:
             raise PromptError(
                 f"Token id {grouped(bad)} is outside the vocabulary of {grouped(self._vocab_size)}.",
                 next_step="Use ids of this model's tokenizer.",
-            )
-        if len(ids) > self._capacity:
-            raise PromptError(
-                f"{grouped(len(ids))} tokens do not fit the context of {grouped(self._capacity)}."
             )
         return ids

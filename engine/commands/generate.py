@@ -7,11 +7,15 @@ import argparse
 import dataclasses
 import sys
 import threading
+from typing import TYPE_CHECKING
 
 from engine.api import GenerateRequest, Generation, LoadProgress, Message, roof_name
 from engine.cli import OK, add_model_options, open_model, print_json
-from engine.errors import UsageError
+from engine.errors import LongPromptError, UsageError
 from engine.numbers import grouped
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -93,14 +97,7 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
 
     request = _request(arguments)
     checked_sampling(request)  # a slip of the pen need not wait for the model
-    with open_model(
-        arguments,
-        cancel,
-        remember=True,
-        first=request,
-        on_trouble=lambda trouble: print(f"note: {trouble}", file=sys.stderr),
-        on_progress=None if arguments.json else _show_progress,
-    ) as engine:
+    with _open(arguments, request, cancel) as engine:
         show = None if arguments.json else _write
         generation = engine.generate(request, on_text=show, cancel=cancel, remember=True)
         device = engine.card.device
@@ -111,6 +108,23 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
         print()
         print(figures(generation), file=sys.stderr)
     return OK
+
+
+def _open(
+    arguments: argparse.Namespace, request: GenerateRequest, cancel: threading.Event
+) -> Engine:
+    try:
+        return open_model(
+            arguments,
+            cancel,
+            remember=True,
+            first=request,
+            on_trouble=lambda trouble: print(f"note: {trouble}", file=sys.stderr),
+            on_progress=None if arguments.json else _show_progress,
+        )
+    except LongPromptError as error:
+        error.next_step += " Or have its oldest part cut: --truncate."
+        raise
 
 
 def figures(generation: Generation) -> str:

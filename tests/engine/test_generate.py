@@ -13,7 +13,7 @@ from checkpoints import make_checkpoint, write_shards
 from engine import Engine
 from engine.answer import AnswerStream
 from engine.api import GenerateRequest, Message
-from engine.errors import NumericsError, PromptError, UsageError
+from engine.errors import LongPromptError, NumericsError, PromptError, UsageError
 from engine.numbers import grouped
 
 
@@ -136,6 +136,16 @@ def test_a_prompt_that_does_not_fit_is_refused_with_the_numbers_or_cut_on_reques
     assert engine.generate(ask(long, truncate=True, max_tokens=20)).finish_reason == "length"
     cut = engine.generate(ask(long, truncate=True, max_tokens=1000, stop=("zz",)))
     assert cut.prompt_tokens == 128
+
+
+def test_token_ids_that_do_not_fit_are_refused_or_cut_likewise(engine: Engine) -> None:
+    ids = tuple(at % 600 for at in range(300))
+    with pytest.raises(LongPromptError, match="300 tokens; the context holds 256"):
+        engine.generate(GenerateRequest(token_ids=ids))
+    cut = engine.generate(GenerateRequest(token_ids=ids, truncate=True, max_tokens=1))
+    assert (cut.prompt_tokens, cut.dropped_prompt_tokens) == (255, 45)
+    with pytest.raises(PromptError, match="300 tokens do not fit the context of 256"):
+        engine.logits(ids)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from checkpoints import make_checkpoint
 
 from engine.cli import FAILED, OK, USAGE, main
@@ -62,7 +63,13 @@ def test_a_thinking_choice_needs_a_template_with_the_switch(
         (("--prompt", "hi", "--thinking", "on"), USAGE, "has no thinking switch"),
         (("--prompt", " \n"), FAILED, "The message is empty"),
         (("--prompt", "", "--raw"), FAILED, "The prompt is empty"),
-        (("--prompt", "a b " * 20, "--context", "8"), FAILED, "the context holds 8"),
+        (("--prompt", "a b " * 20, "--context", "8"), FAILED, "--truncate"),
+        pytest.param(
+            ("--prompt", "hi", "--device", "cuda"),
+            FAILED,
+            "PyTorch sees no GPU",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU"),
+        ),
     ],
 )
 def test_what_the_model_cannot_be_asked_is_told_before_its_weights_are_read(
