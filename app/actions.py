@@ -58,14 +58,22 @@ ACTIONS: tuple[ActionSpec, ...] = (
     ActionSpec("about", "About Rondo", "Help", 1, "show_about"),
 )  # fmt: skip
 
+# What the message field makes of keys that no action has; told in the list of keys alone.
+FIELD_KEYS: tuple[tuple[str, str], ...] = (
+    ("New line", "Shift+Return"),
+    ("Turn the conversation back by a page", "PgUp"),
+    ("Turn the conversation on by a page", "PgDown"),
+)
+
 
 def key_text(spec: ActionSpec) -> str:
     """The first shortcut as the platform writes it, empty when there is none."""
-    return (
-        QKeySequence(spec.keys[0]).toString(QKeySequence.SequenceFormat.NativeText)
-        if spec.keys
-        else ""
-    )
+    return native_text(spec.keys[0]) if spec.keys else ""
+
+
+def native_text(key: str) -> str:
+    """A shortcut as the platform writes it."""
+    return QKeySequence(key).toString(QKeySequence.SequenceFormat.NativeText)
 
 
 def install(window: QMainWindow) -> dict[str, QAction]:

@@ -23,7 +23,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.actions import ACTIONS, MENUS, key_text
+from app.actions import ACTIONS, FIELD_KEYS, MENUS, key_text, native_text
 
 _WIDE_PX = 460
 _ACTION_ROLE = Qt.ItemDataRole.UserRole
@@ -113,7 +113,7 @@ class _KeysAtTheEnd(QStyledItemDelegate):
 
 
 class KeysDialog(QDialog):
-    """Every action that has a key, by menu."""
+    """Every action that has a key, by menu, and the keys of the message field."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
@@ -124,25 +124,27 @@ class KeysDialog(QDialog):
         grid = QGridLayout()
         grid.setHorizontalSpacing(40)
         grid.setVerticalSpacing(5)
-        row = 0
         for menu in MENUS:
             specs = [spec for spec in ACTIONS if spec.menu == menu and spec.keys]
-            if not specs:
-                continue
-            head = QLabel(menu)
-            head.setProperty("role", "small")
-            grid.setRowMinimumHeight(row, 26)
-            grid.addWidget(head, row, 0, Qt.AlignmentFlag.AlignBottom)
-            for spec in specs:
-                row += 1
-                grid.addWidget(QLabel(spec.text), row, 0)
-                grid.addWidget(QLabel(key_text(spec)), row, 1, Qt.AlignmentFlag.AlignRight)
-            row += 1
+            _add_keys(grid, menu, [(spec.text, key_text(spec)) for spec in specs])
+        _add_keys(grid, "Message field", [(text, native_text(key)) for text, key in FIELD_KEYS])
         column.addLayout(grid)
         close = QPushButton("Close")
         close.clicked.connect(self.accept)
         column.addSpacing(8)
         column.addWidget(close, 0, Qt.AlignmentFlag.AlignRight)
+
+
+def _add_keys(grid: QGridLayout, title: str, keys: list[tuple[str, str]]) -> None:
+    """Rows of what a key does and the key, under a title."""
+    top = grid.rowCount()
+    head = QLabel(title)
+    head.setProperty("role", "small")
+    grid.setRowMinimumHeight(top, 26)
+    grid.addWidget(head, top, 0, Qt.AlignmentFlag.AlignBottom)
+    for row, (text, key) in enumerate(keys, top + 1):
+        grid.addWidget(QLabel(text), row, 0)
+        grid.addWidget(QLabel(key), row, 1, Qt.AlignmentFlag.AlignRight)
 
 
 class AboutDialog(QDialog):

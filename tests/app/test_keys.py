@@ -111,6 +111,7 @@ def test_f1_lists_every_key(console, qtbot) -> None:
     dialog = one.window.findChild(KeysDialog)
     said = {label.text() for label in dialog.findChildren(QLabel)}
     assert {spec.text for spec in ACTIONS if spec.keys} <= said
+    assert {"Message field", "New line", "Shift+Return", "PgUp", "PgDown"} <= said
     dialog.accept()
 
 
