@@ -13,6 +13,7 @@ from kernels.cpu.product import (
     fill_tiles,
     pad_to_tiles,
     place_parts,
+    words_of,
 )
 
 _K_STEP = 32
@@ -46,7 +47,7 @@ def pack_bf16(parts: list[Tensor], *, interleave: bool = False, amx: bool = Fals
         rows = pad_to_tiles(parts[part][begin:end], k_padded)
         if amx:
             return rows.view(-1, TILE_ROWS, k_padded // 32, 32).transpose(1, 2).unsqueeze(1)
-        return rows.view(torch.int32).view(-1, TILE_ROWS, units).transpose(1, 2)
+        return words_of(rows, torch.int32).view(-1, TILE_ROWS, units).transpose(1, 2)
 
     fill_tiles(weight.put, sizes, tiles_of, row_bytes=2 * k_padded, interleave=interleave)
     return PackedLinear(

@@ -194,6 +194,15 @@ def pad_to_tiles(matrix: Tensor, columns: int) -> Tensor:
     return functional.pad(matrix, (0, columns - held, 0, -rows % TILE_ROWS))
 
 
+def words_of(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    """`matrix` with neighbours of a row read as one number of `dtype`; a copy where they do not lie so."""
+    width = dtype.itemsize // matrix.itemsize
+    lies = matrix.stride(1) == 1 and not (
+        matrix.stride(0) % width or matrix.storage_offset() % width
+    )
+    return (matrix if lies else matrix.clone(memory_format=torch.contiguous_format)).view(dtype)
+
+
 def place_row_scale(
     values: list[Tensor | float], sizes: list[int], tiles: int, *, interleave: bool
 ) -> Tensor:

@@ -15,6 +15,7 @@ from kernels.cpu.product import (
     pad_to_tiles,
     place_parts,
     place_row_scale,
+    words_of,
 )
 
 BLOCK = 128
@@ -147,10 +148,10 @@ def _pack_codes(
         rows = pad_to_tiles(raw, k_padded)
         if amx:
             # [tile, two outputs, output of them, 32 inputs, eight of them]
-            eights = rows.view(torch.int64).view(-1, 8, 2, k_padded // 32, 4)
+            eights = words_of(rows, torch.int64).view(-1, 8, 2, k_padded // 32, 4)
             return eights.permute(0, 3, 1, 4, 2).unsqueeze(1)
         # [tile, quarter, two outputs, output of them, four inputs, first or second pair]
-        pairs = rows.view(torch.int16).view(-1, 4, 2, 2, units, 2)
+        pairs = words_of(rows, torch.int16).view(-1, 4, 2, 2, units, 2)
         # [tile, quarter, first or second pair, two outputs, four inputs], the pairs of both side by side
         both = torch.stack([torch.stack(pairs[..., i].unbind(3), -1) for i in (0, 1)], 2)
         return both.view(torch.int32).view(-1, TILE_ROWS, units).transpose(1, 2)

@@ -17,6 +17,7 @@ from kernels.cpu.product import (
     pad_to_tiles,
     place_parts,
     place_row_scale,
+    words_of,
 )
 
 GROUP = 16
@@ -57,7 +58,7 @@ def pack_nvfp4(
 
     def codes_of(part: int, begin: int, end: int) -> Tensor:
         codes, scales, _ = parts[part]
-        rows = codes[begin:end].view(torch.int64)  # one a group
+        rows = words_of(codes[begin:end], torch.int64)  # one a group
         magnitudes = scales[begin:end].view(torch.uint8) & 0x7F
         if not int(magnitudes.min()):
             rows = rows.masked_fill(magnitudes == 0, 0)
@@ -102,7 +103,7 @@ def _pack_matrix_tiles(
 
     def tiles_of(part: int, begin: int, end: int) -> Tensor:
         stored, scales, _ = parts[part]
-        codes = pad_to_tiles(stored[begin:end].view(torch.int64), 2 * units)
+        codes = pad_to_tiles(words_of(stored[begin:end], torch.int64), 2 * units)
         # [tile, four outputs, two of them, output of these, groups]
         rows = codes.view(-1, 4, 2, 2, 2 * units)
         even, odd = rows[:, :, :, 0], rows[:, :, :, 1]

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -125,3 +127,29 @@ def test_chunks_and_threads_change_no_bit(
     if form == "fp8":
         broken = expand(found[0]).isnan().all(1).nonzero().flatten().tolist()
         assert broken == [found[0].parts[1].offset + 3]
+
+
+def shifted(matrix: torch.Tensor) -> torch.Tensor:
+    """The same numbers behind an odd column of wider rows, whose words lie on no word."""
+    wide = torch.zeros(len(matrix), matrix.shape[1] + 3).to(matrix.dtype)
+    return wide[:, 1 : matrix.shape[1] + 1].copy_(matrix)
+
+
+@pytest.mark.parametrize("lay", [shifted, lambda matrix: matrix.T.contiguous().T])
+@pytest.mark.parametrize("form", ["nvfp4", "fp8", "bf16"])
+def test_a_view_packs_like_a_copy(
+    form: str, lay: Callable[[torch.Tensor], torch.Tensor], amx: bool
+) -> None:
+    pack = {"nvfp4": pack_nvfp4, "fp8": pack_fp8_rows, "bf16": pack_bf16}[form]
+    weight = torch.randn(48, 96, generator=seeded(4))  # no pad, whose copy would hide the view
+    if form == "nvfp4":
+        (codes, scales, factor), _ = nvfp4(48, 96, 4, 0.5)
+        plain, viewed = (codes, scales, factor), (lay(codes), lay(scales), factor)
+    elif form == "fp8":
+        codes = weight.to(torch.float8_e4m3fn)
+        plain, viewed = (codes, 0.5), (lay(codes), 0.5)
+    else:
+        plain, viewed = weight.bfloat16(), lay(weight.bfloat16())
+    wanted, found = pack([plain], amx=amx), pack([viewed], amx=amx)
+    assert same_bits(found.weight, wanted.weight)
+    assert torch.equal(expand(found), expand(wanted))
