@@ -12,6 +12,7 @@ from engine.paths import beside_profile
 from engine.replace_file import replace_text
 
 _LIMIT_BYTES = 1 << 20
+_ANOTHER = "Give the path of a file of KEY=value lines."
 
 
 def read_profile(path: Path) -> dict[str, str]:
@@ -25,13 +26,19 @@ def read_profile(path: Path) -> dict[str, str]:
             data = file.read(_LIMIT_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise UsageError(f"{path}: cannot read the profile: {reason}.") from error
+        raise UsageError(
+            f"{path}: cannot read the profile: {reason}.", next_step=_ANOTHER
+        ) from error
     if len(data) > _LIMIT_BYTES:
-        raise UsageError(f"{path}: larger than {_LIMIT_BYTES} bytes, not a profile.")
+        raise UsageError(
+            f"{path}: larger than {_LIMIT_BYTES} bytes, not a profile.", next_step=_ANOTHER
+        )
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: the profile is not UTF-8 text (byte {error.start}).") from error
+        raise UsageError(
+            f"{path}: the profile is not UTF-8 text (byte {error.start}).", next_step=_ANOTHER
+        ) from error
     values: dict[str, str] = {}
     for number, line in enumerate(text.split("\n"), 1):
         line = line.strip()
@@ -41,7 +48,10 @@ def read_profile(path: Path) -> dict[str, str]:
         key, value = key.strip(), value.strip()
         where = f"{path}, line {number}"
         if not equals:
-            raise UsageError(f"{where}: expected KEY=value, got {line[:80]!r}.")
+            raise UsageError(
+                f"{where}: expected KEY=value, got {line[:80]!r}.",
+                next_step="Correct the line, or begin it with # to leave it out.",
+            )
         if key in values:
             raise UsageError(f"{where}: {key} stands twice.", next_step="Remove one of them.")
         try:

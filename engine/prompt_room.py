@@ -19,11 +19,12 @@ def fitted(
     if len(ids) <= room:
         return ids, 0
     if not truncate:
+        over = len(ids) - room
         raise LongPromptError(
             f"The prompt has {grouped(len(ids))} tokens; the context holds {grouped(capacity)} "
             "with at least one for the answer.",
             kept="Nothing was changed.",
-            next_step=f"Shorten it by {grouped(len(ids) - room)} tokens.",
+            next_step=f"Shorten it by {grouped(over)} token{'' if over == 1 else 's'}.",
         )
     room = capacity - min(max_tokens, capacity // 2)
     return ids[-room:], len(ids) - room

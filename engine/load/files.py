@@ -81,10 +81,7 @@ def read_text(folder: Path, name: str) -> str | None:
         if path_status(path) is None:
             return None
         if not path.is_file():
-            raise CheckpointError(
-                f"{name} is a folder where a file is expected.",
-                next_step="Download the model's files again.",
-            )
+            raise not_a_file(path)
         size = path.stat().st_size
         if size > MAX_JSON_BYTES:
             raise CheckpointError(
@@ -102,6 +99,15 @@ def read_text(folder: Path, name: str) -> str | None:
             f"{name} is not UTF-8 text: byte {error.start} of {len(data)} is invalid.",
             next_step="Download this file again.",
         ) from error
+
+
+def not_a_file(path: Path) -> CheckpointError:
+    """The error of something else than a file at a path that leads to something."""
+    kind = "a folder" if path.is_dir() else "a pipe or a device"
+    return CheckpointError(
+        f"{path.name} is {kind} where a file is expected.",
+        next_step="Download the model's files again.",
+    )
 
 
 def parse_json_object(text: str, name: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 from engine.errors import CheckpointError
 from engine.load.files import (
     listed,
+    not_a_file,
     parse_json_object,
     read_json_object,
     refuse_pointer,
@@ -112,9 +113,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     """
     try:
         if not path.is_file():
-            raise CheckpointError(
-                f"{path.name} is a folder where a file is expected.", next_step=_AGAIN
-            )
+            raise not_a_file(path)
         size = path.stat().st_size
         with path.open("rb") as file:
             prefix = file.read(_PREFIX_BYTES)

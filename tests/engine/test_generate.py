@@ -144,6 +144,9 @@ def test_token_ids_that_do_not_fit_are_refused_or_cut_likewise(engine: Engine) -
         engine.generate(GenerateRequest(token_ids=ids))
     cut = engine.generate(GenerateRequest(token_ids=ids, truncate=True, max_tokens=1))
     assert (cut.prompt_tokens, cut.dropped_prompt_tokens) == (255, 45)
+    with pytest.raises(LongPromptError) as refused:
+        engine.generate(GenerateRequest(token_ids=ids[:256]))
+    assert refused.value.next_step == "Shorten it by 1 token."
     with pytest.raises(PromptError, match="300 tokens do not fit the context of 256"):
         engine.logits(ids)
 

@@ -76,10 +76,13 @@ def test_damaged_json(folder: Path, name: str, content: bytes, message: str) -> 
         INDEX,
     ],
 )
-def test_a_folder_where_a_file_should_be(folder: Path, name: str) -> None:
+def test_something_else_where_a_file_should_be(folder: Path, name: str) -> None:
     (folder / name).unlink(missing_ok=True)
     (folder / name).mkdir()
     assert name in refusal(folder, "is a folder where a file is expected").cause
+    (folder / name).rmdir()
+    os.mkfifo(folder / name)  # which a read would wait for
+    assert name in refusal(folder, "is a pipe or a device where a file is expected").cause
 
 
 @pytest.mark.skipif(

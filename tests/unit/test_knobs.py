@@ -124,6 +124,7 @@ def test_a_wrong_line_is_named(data: bytes, line: int, said: str, tmp_path: Path
         read_profile(profile(tmp_path, data))
     assert f"own profile.env, line {line}: " in caught.value.cause
     assert said in caught.value.cause
+    assert caught.value.next_step
 
 
 def test_a_file_that_is_no_profile_is_refused(tmp_path: Path) -> None:
