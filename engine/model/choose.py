@@ -201,6 +201,9 @@ def _native(
 ) -> OpenedBackend:
     layers = checkpoint.config.layers
     threads = knobs.number("CPU_THREADS") or threads
+    torch.set_num_threads(
+        threads or physical_cores()
+    )  # packing; the model before may have left fewer
     with contextlib.ExitStack() as undo:
         pool = undo.enter_context(_pool(library, threads or 1))
         backend = NativeBackend(
@@ -217,6 +220,7 @@ def _native(
         stage("timing a round")
         count = threads or choose_threads(backend, library)
         torch.set_num_threads(count)  # of the steps that a switch hands to PyTorch
+        stage("recording rounds")
         backend.record_rounds(knobs.number("MTP_DEPTH"), 1 + knobs.number("MTP_TREE"))
         cores = available_cores()
         roof = None

@@ -9,6 +9,7 @@ import weakref
 from pathlib import Path
 
 import pytest
+import torch
 from checkpoints import make_checkpoint
 
 import engine.model.choose as choose
@@ -37,6 +38,23 @@ def test_the_card_counts_the_same_weights_whichever_kernels_run(model: Path) -> 
     with Engine.open(model, threads=1, knobs=REFERENCE) as reference:
         assert reference.card.weight_bytes == card.weight_bytes
         assert reference.card.state_bytes == card.state_bytes
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(None, 3), (2, 2)])
+def test_weights_are_packed_on_all_cores_whatever_the_model_before_ran_on(
+    model: Path, monkeypatch: pytest.MonkeyPatch, asked: int | None, expected: int
+) -> None:
+    monkeypatch.setattr(choose, "physical_cores", lambda: 3)
+    monkeypatch.setattr(choose, "choose_threads", lambda *_: 1)
+    packed_on: list[int] = []
+
+    def told(progress: LoadProgress) -> None:
+        if progress.stage.startswith("packing"):
+            packed_on.append(torch.get_num_threads())
+
+    for _ in range(2):
+        Engine.open(model, threads=asked, on_progress=told).close()
+    assert set(packed_on) == {expected}
 
 
 @pytest.mark.parametrize("tokens", [1, 256, 257, 513])
@@ -91,9 +109,9 @@ def test_the_passes_that_time_prices_are_of_no_round(model: Path) -> None:
         assert opened.kernel_table().rows == ()
 
 
-@pytest.mark.parametrize("stage", ["packing layer 2", "timing a round"])
+@pytest.mark.parametrize("last", ["packing layer 1 ", "packing layer 4", "timing a round"])
 def test_a_cancelled_load_stops_its_workers(
-    monkeypatch: pytest.MonkeyPatch, model: Path, stage: str
+    monkeypatch: pytest.MonkeyPatch, model: Path, last: str
 ) -> None:
     pools: list[Pool] = []
     started = Pool.__init__
@@ -108,7 +126,7 @@ def test_a_cancelled_load_stops_its_workers(
     def stop(progress: LoadProgress) -> None:
         if progress.stage.startswith("packing layer 1 "):
             assert pools
-        if progress.stage.startswith("packing layer 1 " if "layer" in stage else "packing layer 4"):
+        if progress.stage.startswith(last):
             cancel.set()
 
     with pytest.raises(Cancelled):
