@@ -209,9 +209,10 @@ static void pack_rows(const rondo_linear_args* a, int32_t worker, int32_t worker
 
 // Scales, rounds once and stores the sums [m][16] of one tile; with `up`, those of the gate and up
 // tiles as silu(gate) * up, each factor rounded as the unfused steps round it.
-__attribute__((noinline)) static void store_sums(const rondo_linear_args* a, const float* sums,
-                                                 const float* up, int32_t tile, int32_t row,
-                                                 int32_t m) {
+[[maybe_unused]] __attribute__((noinline)) static void store_sums(const rondo_linear_args* a,
+                                                                  const float* sums,
+                                                                  const float* up, int32_t tile,
+                                                                  int32_t row, int32_t m) {
   const v16f one = splat16(1.f);
   const float* rs = a->row_scale ? a->row_scale + int64_t(tile) * 16 : nullptr;
   const v16f s0 = rs ? load16(rs) : one;

@@ -15,7 +15,9 @@
 // GCC 12's own header trips these warnings for its deliberately undefined merge operands.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
+#if !defined(__clang__)  // which does not know the name
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
 #pragma GCC diagnostic pop
 #elif defined(__aarch64__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,15 @@ def test_a_warning_is_an_error(source: Path) -> None:
     source.write_text("static int unused() { return 0; }\n")
     with pytest.raises(NativeBuildError, match="unused"):
         load_library("portable", sources=[source])
+
+
+@pytest.mark.skipif(shutil.which("clang++") is None, reason="needs clang++")
+@pytest.mark.parametrize("isa", machine_isas())
+def test_clang_finds_nothing_to_warn_of(isa: str) -> None:
+    """Where there is no GCC the kernels are compiled with clang++, with its own set of warnings."""
+    flags = [*build._COMMON_FLAGS, *build._level(isa).flags, "-I", str(build._ROOT / "cpu")]
+    for file in sorted(build._ROOT.glob("*/*.cpp")):
+        subprocess.run(["clang++", *flags, "-fsyntax-only", str(file)], check=True, timeout=120)
 
 
 def test_no_compiler_says_how_to_get_one(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
