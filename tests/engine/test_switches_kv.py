@@ -152,7 +152,7 @@ def test_a_round_reads_half_the_context(backend: NativeBackend, bf16: NativeBack
         one.verify([1])
         one.commit(1)
         (times,) = [each for each in one.operation_times() if each.name == "attention"]
-        seen = 1024 + 1  # recordings model a class of contexts
+        seen = 200 + 1
         width = plain if one is bf16 else scaled
         assert times.bytes_read == width * seen + layers * 2 * CONFIG.attention_width
     assert read[0] - read[1] == 200 * (plain - scaled)
