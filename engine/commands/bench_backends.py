@@ -52,13 +52,12 @@ def backend_factory(knobs: KnobSet) -> BackendFactory:
 
 def require_gpu() -> None:
     """RondoError where there is no GPU at all: before weights are made."""
-    import torch
+    from engine.model import cuda_ready
 
-    if not torch.cuda.is_available():
-        raise RondoError(
-            "The GPU cannot compute: PyTorch sees no GPU.",
-            next_step="`rondo doctor` says what is missing; --device cpu measures the processor.",
-        )
+    try:
+        cuda_ready.require_gpu()
+    except cuda_ready.GpuNotUsable as error:
+        raise _refusal(error) from error
 
 
 def gpu_backend_factory(knobs: KnobSet) -> BackendFactory:
@@ -75,9 +74,13 @@ def gpu_backend_factory(knobs: KnobSet) -> BackendFactory:
                 config, weights, capacity=capacity, knobs=knobs, on_progress=tell
             )
         except GpuNotUsable as error:
-            raise RondoError(
-                f"The GPU cannot compute: {error}.",
-                next_step="`rondo doctor` says what is missing; --device cpu measures the processor.",
-            ) from error
+            raise _refusal(error) from error
 
     return open_backend
+
+
+def _refusal(error: Exception) -> RondoError:
+    return RondoError(
+        f"The GPU cannot compute: {error}.",
+        next_step="`rondo doctor` says what is missing; --device cpu measures the processor.",
+    )

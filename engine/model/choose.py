@@ -201,9 +201,8 @@ def _native(
 ) -> OpenedBackend:
     layers = checkpoint.config.layers
     threads = knobs.number("CPU_THREADS") or threads
-    torch.set_num_threads(
-        threads or physical_cores()
-    )  # packing; the model before may have left fewer
+    # For packing: the model before may have left fewer.
+    torch.set_num_threads(threads or physical_cores())
     with contextlib.ExitStack() as undo:
         pool = undo.enter_context(_pool(library, threads or 1))
         backend = NativeBackend(
