@@ -75,6 +75,11 @@ struct Bf16 : rondo::Activations {
     return 2;
   }
 
+  // A value that several instructions use: without this each of them would read it from memory.
+  RONDO_INLINE __m256 in_register(__m256 v) {
+    asm("" : "+x"(v));
+    return v;
+  }
   // The even and the odd input of 8 outputs.
   RONDO_INLINE void split(const uint8_t* p, __m256* w) {
     const __m256i both = _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
@@ -100,10 +105,10 @@ struct Bf16 : rondo::Activations {
       if (Fetch) rondo::prefetch(later + j * kUnit);
 #pragma GCC unroll 2
       for (int odd = 0; odd < 2; odd++) {
-        const __m256 low = rondo::in_register(w[odd][0]), high = rondo::in_register(w[odd][1]);
+        const __m256 low = in_register(w[odd][0]), high = in_register(w[odd][1]);
 #pragma GCC unroll 5
         for (int r = 0; r < N; r++) {
-          const __m256 value = rondo::in_register(_mm256_broadcast_ss(x + 2 * r + odd));
+          const __m256 value = in_register(_mm256_broadcast_ss(x + 2 * r + odd));
           sum[r][0] = _mm256_fmadd_ps(low, value, sum[r][0]);
           sum[r][1] = _mm256_fmadd_ps(high, value, sum[r][1]);
         }

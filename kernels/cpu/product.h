@@ -344,11 +344,6 @@ RONDO_INLINE __m256 broadcast_pair(const float* x) {
   memcpy(&pair, x, sizeof pair);
   return _mm256_castpd_ps(_mm256_set1_pd(pair));
 }
-// A value that several instructions use: without this each of them would read it from memory.
-RONDO_INLINE __m256 in_register(__m256 v) {
-  asm("" : "+x"(v));
-  return v;
-}
 RONDO_INLINE void prefetch(const uint8_t* p) {
   _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
 }
