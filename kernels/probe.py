@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from kernels.cpu.buffers import aligned_empty, aligned_zeros
-from kernels.tape import Pool, Tape
+from kernels.tape import Pool, StepModel, Tape
 
 _SMALLEST_WORKING_SET = 1 << 30
 _SMALLEST_FLUSH = 64 << 20
@@ -79,7 +79,7 @@ class CacheFlush:
         """Record the read."""
         args = _ProbeArgs(self._data.data_ptr(), None, self._sink.data_ptr(), self.nbytes)
         keep = (self._data, self._sink)
-        tape.append(name, "rondo_probe_read", args, keep, bytes_read=self.nbytes)
+        tape.append(StepModel(name, bytes_read=self.nbytes), "rondo_probe_read", args, keep)
 
 
 class Probe:
@@ -153,13 +153,13 @@ class Probe:
         args = _ProbeArgs(self._data.data_ptr(), None, self._sink.data_ptr())
         tape = Tape(self._pool)
         for _ in range(_BARRIERS):
-            tape.append("barrier", "rondo_probe_read", args)
+            tape.append(StepModel("barrier"), "rondo_probe_read", args)
         tape.run()
         return float(np.median(tape.step_ms())) * 1e6
 
     def _seconds(self, function: str, args: _ProbeArgs) -> float:
         tape = Tape(self._pool)
-        tape.append("probe", function, args)
+        tape.append(StepModel("probe"), function, args)
         tape.run()
         return float(tape.step_ms().sum()) * 1e-3
 

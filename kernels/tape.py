@@ -31,14 +31,14 @@ class _Step(ctypes.Structure):
 class StepModel:
     """What one step must move and compute: the byte and operation model of its kernel.
 
-    position_bytes, position_flops come on top for every position that the sequence holds when the step
-    runs, `window` of them at most (None: all). counter_bytes come on top as often as `counter`, int32 [1], says
-    after the run (None: not at all).
+    `name` labels the step in timings. position_bytes, position_flops come on top for every position that the
+    sequence holds when the step runs, `window` of them at most (None: all). counter_bytes come on top as often
+    as `counter`, int32 [1], says after the run (None: not at all).
     """
 
     name: str
-    bytes_read: int
-    flops: int
+    bytes_read: int = 0
+    flops: int = 0
     position_bytes: int = 0
     position_flops: int = 0
     window: int | None = None
@@ -149,28 +149,19 @@ class Tape:
 
     def append(
         self,
-        name: str,
+        model: StepModel,
         function: str,
         args: ctypes.Structure,
         keep: tuple = (),
         *,
-        bytes_read: int = 0,
-        flops: int = 0,
-        position_bytes: int = 0,
-        position_flops: int = 0,
-        window: int | None = None,
-        counter: torch.Tensor | None = None,
-        counter_bytes: int = 0,
         barrier: bool = True,
         serial: bool = False,
     ) -> None:
         """Record the call `function(&args, worker, workers)`, or run it at once when eager.
 
         Args:
-            name: label of the step in timings.
+            model: the step's name in timings, with what this call must move and compute.
             keep: objects whose memory `args` points into; held as long as the tape.
-            bytes_read, flops, position_bytes, position_flops, window, counter, counter_bytes: the byte
-                and operation model of this call, see `StepModel`.
             barrier: False lets workers enter the next step without waiting; only for a next step
                 that touches nothing this one writes.
             serial: worker 0 alone runs the step.
@@ -187,27 +178,14 @@ class Tape:
         step = _Step(address, ctypes.addressof(args), flags, 0)
         self._records.append(step)
         self._keep.append((args, keep))
-        self.models.append(
-            StepModel(
-                name,
-                bytes_read,
-                flops,
-                position_bytes,
-                position_flops,
-                window,
-                counter,
-                counter_bytes,
-            )
-        )
+        self.models.append(model)
         self._steps = None
         if self.eager:
             stamps = np.zeros(2, np.uint64)
             self._run(ctypes.addressof(step), 1, stamps.ctypes.data)
             self._append_time(stamps[1] - stamps[0])
 
-    def host(
-        self, name: str, call: Callable[[], None], *, bytes_read: int = 0, flops: int = 0
-    ) -> None:
+    def host(self, model: StepModel, call: Callable[[], None]) -> None:
         """Record a step that Python computes, in its place among the native ones; eager runs it at once.
 
         `call` works on the same static buffers and reads what changes from them. A tape with such steps is
@@ -215,7 +193,7 @@ class Tape:
         """
         self._hosts[len(self._records)] = call
         self._records.append(_Step())
-        self.models.append(StepModel(name, bytes_read, flops))
+        self.models.append(model)
         self._steps = None
         if self.eager:
             self._append_time(_timed(call))

@@ -32,7 +32,7 @@ from kernels.gated_delta.buffers import DeltaRecord
 from kernels.kv_cache.native import KvCache
 from kernels.rms_norm import native as norm_kernel
 from kernels.rope import native as rope_kernel
-from kernels.tape import Pool, Tape
+from kernels.tape import Pool, StepModel, Tape
 
 _KERNELS = Switches()
 _WIDE_FROM = 17  # rows from which the wide tile table counts
@@ -246,7 +246,7 @@ def _blocking(tape: Tape, packed: PackedLinear, rows: int) -> Blocking:
 
 def _host(tape: Tape, name: str, call: HostCall, path: str) -> None:
     tape.count(path)
-    tape.host(f"{name} (PyTorch)", call)
+    tape.host(StepModel(f"{name} (PyTorch)"), call)
 
 
 def _switches(tape: Tape) -> Switches:

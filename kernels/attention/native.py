@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.cpu.buffers import require, require_rows
 from kernels.gated_delta.buffers import MAX_NODES
 from kernels.kv_cache.native import BLOCK, KvCache
-from kernels.tape import Tape
+from kernels.tape import StepModel, Tape
 
 _BATCH_ROWS = 32
 _HEADS_AT_ONCE = 6
@@ -113,12 +113,14 @@ def attention(
     if parents is not None:
         args.parents = require("parents", parents, torch.int32, (MAX_NODES,))
     tape.append(
-        name,
+        StepModel(
+            name,
+            bytes_read=cache.position_bytes * rows + 2 * rows * query_heads * dim,
+            flops=4 * rows * query_heads * dim * ((rows + 1) // 2),
+            position_bytes=cache.position_bytes,
+            position_flops=4 * rows * query_heads * dim,
+        ),
         "rondo_attention",
         args,
         (q, cache, start, out, gated, parents),
-        bytes_read=cache.position_bytes * rows + 2 * rows * query_heads * dim,
-        flops=4 * rows * query_heads * dim * ((rows + 1) // 2),
-        position_bytes=cache.position_bytes,
-        position_flops=4 * rows * query_heads * dim,
     )

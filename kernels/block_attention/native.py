@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels.cpu.buffers import require, require_rows
 from kernels.kv_cache.native import KvCache
-from kernels.tape import Tape
+from kernels.tape import StepModel, Tape
 
 
 class _Args(ctypes.Structure):
@@ -70,7 +70,14 @@ def block_attention(
         raise ValueError(f"q must hold at least {rows} rows, got {q.shape[0]}")
     out_at, out_stride = require_rows("out", out, torch.bfloat16, rows, query_heads * dim)
     tape.append(
-        "block_attention",
+        StepModel(
+            "block_attention",
+            bytes_read=4 * heads * dim * rows + 2 * rows * query_heads * dim,
+            flops=4 * rows * query_heads * dim * rows,
+            position_bytes=4 * heads * dim,
+            position_flops=4 * rows * query_heads * dim,
+            window=window,
+        ),
         "rondo_block_attention",
         _Args(
             q=require("q", q, torch.bfloat16, (None, query_heads, dim)),
@@ -89,9 +96,4 @@ def block_attention(
             window=window,
         ),
         (q, cache, start, first, out),
-        bytes_read=4 * heads * dim * rows + 2 * rows * query_heads * dim,
-        flops=4 * rows * query_heads * dim * rows,
-        position_bytes=4 * heads * dim,
-        position_flops=4 * rows * query_heads * dim,
-        window=window,
     )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.buffers import require, require_rows
-from kernels.tape import Tape
+from kernels.tape import StepModel, Tape
 
 TAPS = 2
 _LANES = 16
@@ -53,7 +53,11 @@ def block_conv(
     if out_at == x_at:
         raise ValueError("out must be another buffer than x")
     tape.append(
-        "block_conv",
+        StepModel(
+            "block_conv",
+            bytes_read=2 * rows * (width + columns) + 8 * width,
+            flops=6 * rows * width,
+        ),
         "rondo_block_conv",
         _Args(
             x_at,
@@ -68,6 +72,4 @@ def block_conv(
             width // groups,
         ),
         (x, base, dynamic, out),
-        bytes_read=2 * rows * (width + columns) + 8 * width,
-        flops=6 * rows * width,
     )

@@ -20,7 +20,7 @@ from kernels.gated_delta.buffers import (
     Pending,
 )
 from kernels.gated_delta.native import check_rows
-from kernels.tape import Tape
+from kernels.tape import StepModel, Tape
 
 _UNIT_EPS = 1e-6
 
@@ -160,10 +160,12 @@ def delta_prepare(
     if parents is not None:
         args.parents = require("parents", parents, torch.int32, (MAX_NODES,))
     tape.append(
-        name,
+        StepModel(
+            name,
+            bytes_read=2 * channels * (rows + CONV_TAIL + 4) + 4 * rows * heads,
+            flops=rows * channels * 20,
+        ),
         "rondo_delta_prepare",
         args,
         (raw, a, b, weights, state, work, record, pending, pending_raw, parents),
-        bytes_read=2 * channels * (rows + CONV_TAIL + 4) + 4 * rows * heads,
-        flops=rows * channels * 20,
     )

@@ -14,7 +14,7 @@ from torch.nn import functional
 from kernels.cpu.blocking import DEFAULT, Blocking
 from kernels.cpu.buffers import aligned_empty, aligned_zeros, require_rows
 from kernels.cpu.threads import side_by_side
-from kernels.tape import Pool, Tape
+from kernels.tape import Pool, StepModel, Tape
 
 TILE_ROWS = 16
 # Up to this many rows every worker repacks the activations itself; above, a step does it once.
@@ -270,22 +270,24 @@ def linear(
     if rows > PRIVATE_ROWS:
         args.packed = pool.shared(packed_bytes)
         tape.append(
-            f"{name}.pack",
+            StepModel(f"{name}.pack", bytes_read=2 * rows * packed.k),
             pack_step(packed, pool),
             args,
             (x,),
-            bytes_read=2 * rows * packed.k,
         )
         barrier = True
     else:
         args.scratch, args.scratch_stride = pool.scratch(packed_bytes)
+    outputs = sum(part.size for part in packed.parts)
     tape.append(
-        name,
+        StepModel(
+            name,
+            bytes_read=packed.weight_bytes + 2 * rows * packed.k,
+            flops=2 * rows * packed.k * outputs * (1 + packed.interleaved),
+        ),
         packed.entry,
         args,
         (packed, x, out),
-        bytes_read=packed.weight_bytes + 2 * rows * packed.k,
-        flops=2 * rows * packed.k * sum(p.size for p in packed.parts) * (1 + packed.interleaved),
         barrier=barrier,
     )
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.buffers import require
-from kernels.tape import Tape
+from kernels.tape import StepModel, Tape
 
 
 class _E2m1Args(ctypes.Structure):
@@ -36,7 +36,10 @@ def encode(tape: Tape, values: Tensor, out: Tensor) -> None:
         raise ValueError(f"values must hold an even number of elements, got {count}")
     args = _E2m1Args(address, None, require("out", out, torch.uint8, (count // 2,)), count)
     tape.append(
-        "e2m1.encode", "rondo_e2m1_encode", args, (values, out), bytes_read=4 * count, flops=0
+        StepModel("e2m1.encode", bytes_read=4 * count),
+        "rondo_e2m1_encode",
+        args,
+        (values, out),
     )
 
 
@@ -54,5 +57,8 @@ def decode(tape: Tape, packed: Tensor, out: Tensor) -> None:
     target = require("out", out, torch.float32, (count,), alignment=4)
     args = _E2m1Args(None, address, target, count)
     tape.append(
-        "e2m1.decode", "rondo_e2m1_decode", args, (packed, out), bytes_read=count // 2, flops=0
+        StepModel("e2m1.decode", bytes_read=count // 2),
+        "rondo_e2m1_decode",
+        args,
+        (packed, out),
     )

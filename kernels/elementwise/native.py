@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.buffers import require, require_rows
-from kernels.tape import Tape
+from kernels.tape import StepModel, Tape
 
 
 class _BinaryArgs(ctypes.Structure):
@@ -93,7 +93,11 @@ def keep_row(tape: Tape, *, x: Tensor, kept: Tensor, slot: Tensor) -> None:
         width,
     )
     tape.append(
-        "rows kept", "rondo_keep_row", args, (x, kept, slot), bytes_read=2 * width, serial=True
+        StepModel("rows kept", bytes_read=2 * width),
+        "rondo_keep_row",
+        args,
+        (x, kept, slot),
+        serial=True,
     )
 
 
@@ -115,12 +119,10 @@ def statistics(tape: Tape, *, x: Tensor, out: Tensor, rows: int) -> None:
         x_at, require("out", out, torch.float32, (None, 3)), x_stride, rows, width
     )
     tape.append(
-        "statistics",
+        StepModel("statistics", bytes_read=2 * rows * width, flops=4 * rows * width),
         "rondo_statistics",
         args,
         (x, out),
-        bytes_read=2 * rows * width,
-        flops=4 * rows * width,
     )
 
 
@@ -131,10 +133,8 @@ def _binary(tape: Tape, name: str, x: Tensor, y: Tensor, out: Tensor, rows: int)
     out_at, out_stride = require_rows("out", out, torch.bfloat16, rows, width)
     args = _BinaryArgs(x_at, y_at, out_at, x_stride, y_stride, out_stride, rows, width)
     tape.append(
-        name,
+        StepModel(name, bytes_read=4 * rows * width, flops=rows * width),
         f"rondo_{name}",
         args,
         (x, y, out),
-        bytes_read=4 * rows * width,
-        flops=rows * width,
     )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.buffers import require, require_rows
-from kernels.tape import Tape
+from kernels.tape import StepModel, Tape
 
 
 class _Args(ctypes.Structure):
@@ -51,5 +51,8 @@ def embed(tape: Tape, *, table: Tensor, ids: Tensor, out: Tensor, rows: int) -> 
         width,
     )
     tape.append(
-        "embedding", "rondo_embedding", args, (table, ids, out), bytes_read=2 * rows * width
+        StepModel("embedding", bytes_read=2 * rows * width),
+        "rondo_embedding",
+        args,
+        (table, ids, out),
     )

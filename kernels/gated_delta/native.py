@@ -18,7 +18,7 @@ from kernels.gated_delta.buffers import (
     DeltaWork,
     Pending,
 )
-from kernels.tape import Tape
+from kernels.tape import StepModel, Tape
 
 _TILES_AT_ONCE = 2
 
@@ -161,12 +161,14 @@ def gated_delta(
         args.parents = require("parents", parents, torch.int32, (MAX_NODES,))
     operand_bytes = rows * (8 * shape.key_heads * key_dim + 6 * shape.value_width)
     tape.append(
-        name,
+        StepModel(
+            name,
+            bytes_read=shape.state_bytes + operand_bytes,
+            flops=8 * rows * heads * key_dim * value_dim,
+        ),
         "rondo_gated_delta",
         args,
         (state, work, z, norm_weight, out, record, pending, pending_record, parents),
-        bytes_read=shape.state_bytes + operand_bytes,
-        flops=8 * rows * heads * key_dim * value_dim,
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.buffers import require, require_rows
-from kernels.tape import Tape
+from kernels.tape import StepModel, Tape
 
 MAX_TOP_K = 256
 
@@ -65,12 +65,10 @@ def argmax(
         vocabulary,
     )
     tape.append(
-        "argmax",
+        StepModel("argmax", bytes_read=4 * rows * vocabulary, flops=rows * vocabulary),
         "rondo_argmax",
         args,
         (logits, ids, values),
-        bytes_read=4 * rows * vocabulary,
-        flops=rows * vocabulary,
     )
 
 
@@ -102,12 +100,10 @@ def top_k(tape: Tape, *, logits: Tensor, ids: Tensor, values: Tensor, rows: int)
         k,
     )
     tape.append(
-        "top_k",
+        StepModel("top_k", bytes_read=4 * rows * vocabulary, flops=rows * vocabulary),
         "rondo_top_k",
         args,
         (logits, ids, values),
-        bytes_read=4 * rows * vocabulary,
-        flops=rows * vocabulary,
     )
 
 
@@ -127,12 +123,10 @@ def log_sum_exp(tape: Tape, *, logits: Tensor, sums: Tensor, rows: int) -> None:
     logits_at, stride = require_rows("logits", logits, torch.float32, rows, vocabulary)
     sums_at = _require_results("sums", sums, torch.float32, rows)
     tape.append(
-        "log_sum_exp",
+        StepModel("log_sum_exp", bytes_read=8 * rows * vocabulary, flops=20 * rows * vocabulary),
         "rondo_log_sum_exp",
         _LogSumExpArgs(logits_at, sums_at, stride, rows, vocabulary),
         (logits, sums),
-        bytes_read=8 * rows * vocabulary,
-        flops=20 * rows * vocabulary,
     )
 
 

@@ -35,7 +35,7 @@ from kernels.cpu.product import (
 )
 from kernels.moe.pack import PackedExperts, pack_experts
 from kernels.moe.plan import MoePlan, expected_distinct
-from kernels.tape import Tape
+from kernels.tape import StepModel, Tape
 
 __all__ = [
     "MoePlan",
@@ -161,12 +161,14 @@ def moe_route(
         logits_bf16=int(logits.dtype == torch.bfloat16),
     )
     tape.append(
-        name,
+        StepModel(
+            name,
+            bytes_read=rows * plan.experts * logits.element_size(),
+            flops=4 * rows * plan.experts,
+        ),
         "rondo_moe_route",
         args,
         (plan, logits, distinct),
-        bytes_read=rows * plan.experts * logits.element_size(),
-        flops=4 * rows * plan.experts,
         serial=True,
     )
 
@@ -279,12 +281,14 @@ def moe_combine(
             "shared_gate", shared_gate, torch.bfloat16, rows, 1
         )
     tape.append(
-        name,
+        StepModel(
+            name,
+            bytes_read=2 * rows * width * (plan.top_k + (shared is not None)),
+            flops=2 * rows * width * (plan.top_k + (shared is not None)),
+        ),
         "rondo_moe_combine",
         args,
         (plan, y, shared, shared_gate, out),
-        bytes_read=2 * rows * width * (plan.top_k + (shared is not None)),
-        flops=2 * rows * width * (plan.top_k + (shared is not None)),
     )
 
 
@@ -346,20 +350,25 @@ def _each(
         packing.repacks = 1
         packing.call = pool.library.operation(pack_step(shape, pool))[0]
         tape.append(
-            f"{name}.pack", "rondo_moe_each", packing, keep, bytes_read=2 * places * shape.k
+            StepModel(f"{name}.pack", bytes_read=2 * places * shape.k),
+            "rondo_moe_each",
+            packing,
+            keep,
         )
     if distinct is not None:
         require("distinct", distinct, torch.int32, (1,))
     mean = 0 if distinct is not None else expected_distinct(rows, plan.experts, plan.top_k)
     tape.append(
-        name,
+        StepModel(
+            name,
+            bytes_read=int(mean * packed.expert_bytes) + 2 * places * shape.k,
+            flops=2 * places * shape.k * packed.outputs * (1 + shape.interleaved),
+            counter=distinct,
+            counter_bytes=0 if distinct is None else packed.expert_bytes,
+        ),
         "rondo_moe_each",
         args,
         keep,
-        bytes_read=int(mean * packed.expert_bytes) + 2 * places * shape.k,
-        flops=2 * places * shape.k * packed.outputs * (1 + shape.interleaved),
-        counter=distinct,
-        counter_bytes=0 if distinct is None else packed.expert_bytes,
     )
 
 
@@ -376,7 +385,10 @@ def _gather(
     """Copy the row of every place to `memory`."""
     args = _GatherArgs(operand[0], memory, plan.row_of.data_ptr(), operand[1], places, width)
     tape.append(
-        f"{name}.gather", "rondo_moe_gather", args, (plan, x), bytes_read=2 * places * width
+        StepModel(f"{name}.gather", bytes_read=2 * places * width),
+        "rondo_moe_gather",
+        args,
+        (plan, x),
     )
 
 

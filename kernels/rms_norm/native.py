@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.buffers import aligned_copy, require, require_rows
-from kernels.tape import Tape
+from kernels.tape import StepModel, Tape
 
 _LANES = 16
 
@@ -89,10 +89,12 @@ def rms_norm(
     )
     streams = 1 if residual is None else 2
     tape.append(
-        name,
+        StepModel(
+            name,
+            bytes_read=2 * streams * rows * width + 4 * width,
+            flops=(3 + streams) * rows * width,
+        ),
         "rondo_rms_norm",
         args,
         (x, scale, out, residual, total),
-        bytes_read=2 * streams * rows * width + 4 * width,
-        flops=(3 + streams) * rows * width,
     )

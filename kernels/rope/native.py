@@ -12,7 +12,7 @@ from kernels.cpu.buffers import aligned_copy, require, require_rows
 from kernels.gated_delta.buffers import MAX_NODES, Pending
 from kernels.kv_cache.native import KvCache
 from kernels.rope.reference import rope_tables
-from kernels.tape import Tape
+from kernels.tape import StepModel, Tape
 
 
 class _Args(ctypes.Structure):
@@ -142,10 +142,8 @@ def attention_prepare(
         args.parents = require("parents", parents, torch.int32, (MAX_NODES,))
     width = (query_heads + 2 * heads) * dim
     tape.append(
-        name,
+        StepModel(name, bytes_read=2 * rows * width, flops=8 * rows * width),
         "rondo_attention_prepare",
         args,
         (q, k, v, q_scale, k_scale, table, cache, start, q_out, pending, parents),
-        bytes_read=2 * rows * width,
-        flops=8 * rows * width,
     )

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kernels.build import NativeLibrary, load_library
-from kernels.tape import Pool, Tape
+from kernels.tape import Pool, StepModel, Tape
 
 POOL_SOURCE = Path(__file__).parents[2] / "kernels" / "cpu" / "pool.cpp"
 # Every worker adds its share of `from` into `to`: a step reads what all workers wrote before it.
@@ -55,7 +55,7 @@ def _chain(pool: Pool, steps: int, *, eager: bool = False) -> tuple[Tape, torch.
     for step in range(steps):
         source, target = buffers[step % 2], buffers[1 - step % 2]
         args = MixArgs(source.data_ptr(), target.data_ptr(), COUNT)
-        tape.append(f"mix{step % 3}", "rondo_mix", args, (source, target), flops=step)
+        tape.append(StepModel(f"mix{step % 3}", flops=step), "rondo_mix", args, (source, target))
     return tape, buffers[steps % 2]
 
 
@@ -110,8 +110,8 @@ def test_serial_steps_run_on_the_caller_alone(mixer: NativeLibrary) -> None:
     seen = torch.zeros(2, dtype=torch.int32)
     with Pool(mixer, 2) as pool:
         tape = Tape(pool)
-        tape.append("all", "rondo_who", WhoArgs(seen.data_ptr()), (seen,), barrier=False)
-        tape.append("one", "rondo_who", WhoArgs(seen.data_ptr()), (seen,), serial=True)
+        tape.append(StepModel("all"), "rondo_who", WhoArgs(seen.data_ptr()), (seen,), barrier=False)
+        tape.append(StepModel("one"), "rondo_who", WhoArgs(seen.data_ptr()), (seen,), serial=True)
         tape.run()
     assert seen.tolist() == [3, 2]
 
@@ -124,9 +124,9 @@ def test_what_cannot_run_is_refused(mixer: NativeLibrary) -> None:
     pool = Pool(mixer, 1)
     tape, _ = _chain(pool, 1)
     with pytest.raises(ValueError, match="24 bytes of arguments, got 8"):
-        tape.append("mix", "rondo_mix", WhoArgs())
+        tape.append(StepModel("mix"), "rondo_mix", WhoArgs())
     with pytest.raises(ValueError, match="rondo_nothing"):
-        tape.append("nothing", "rondo_nothing", WhoArgs())
+        tape.append(StepModel("nothing"), "rondo_nothing", WhoArgs())
     tape.clear()
     assert tape.names == []
     assert tape.step_ms().size == 0
@@ -178,12 +178,12 @@ def test_a_host_step_runs_in_its_place(mixer: NativeLibrary, eager: bool, places
 
         for step in range(11):
             if doubled and step in places:
-                tape.host("double", double, flops=COUNT)
+                tape.host(StepModel("double", flops=COUNT), double)
             if step < 10:
                 args = MixArgs(values.data_ptr(), scratch.data_ptr(), COUNT)
-                tape.append("mix", "rondo_mix", args, (values,))
+                tape.append(StepModel("mix"), "rondo_mix", args, (values,))
                 back = MixArgs(scratch.data_ptr(), values.data_ptr(), COUNT)
-                tape.append("mix", "rondo_mix", back, (values,))
+                tape.append(StepModel("mix"), "rondo_mix", back, (values,))
         return tape, values, runs
 
     scratch = torch.zeros(COUNT, dtype=torch.int64)
@@ -212,7 +212,7 @@ def test_counted_paths_are_cleared_with_the_steps(mixer: NativeLibrary) -> None:
         tape.count("this way")
         tape.count("this way")
         assert tape.paths == {"this way": 2}
-        tape.host("more", lambda: None)
+        tape.host(StepModel("more"), lambda: None)
         tape.clear()
         assert not tape.paths
         tape.run()
