@@ -106,7 +106,7 @@ class Engine(EngineCompares):
         give_back_memory()
         checkpoint = read_checkpoint(
             path,
-            on_found=lambda found: options.refuse(found, first),
+            on_found=lambda found: options.refuse(found, knobs, first),
             on_progress=on_progress,
             cancel=cancel,
             keep_float32=options.float32,

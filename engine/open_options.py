@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from engine.api import GenerateRequest
 from engine.errors import UsageError
 from engine.hardware import MOST_THREADS
+from engine.knobs import KnobSet
 from engine.load.checkpoint import Inspected
 from engine.model.choose import refuse_device
 from engine.model.config import ModelConfig
@@ -63,9 +64,9 @@ class OpenOptions:
             f"The context holds {grouped(held)} tokens, the model's limit; {grouped(asked)} were asked for.",
         )
 
-    def refuse(self, found: Inspected, first: GenerateRequest | None) -> None:
-        """Raise the RondoError for what cannot be: this model on that device, or `first` asked of it."""
+    def refuse(self, found: Inspected, knobs: KnobSet, first: GenerateRequest | None) -> None:
+        """Raise the RondoError for what cannot be: this model as asked for here, or `first` asked of it."""
         config = found.plan.config
-        refuse_device(config, device=self.device, float32=self.float32)
+        refuse_device(config, device=self.device, knobs=knobs, float32=self.float32)
         if first is not None:
             PromptIds(found, config, self.capacity(config)).fitted(first)

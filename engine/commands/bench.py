@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.cli import OK, add_label_option, add_switch_options, print_json
-from engine.commands.bench_backends import factory_on, require_gpu
+from engine.commands.bench_backends import factory_on, require_device
 from engine.commands.shared import numbers, parts_of, switches_of, tell, threads_of
 from engine.errors import UsageError
 from engine.measure.bench_report import MOST_TURNS, BenchReport, BenchRequest
@@ -202,8 +202,8 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
         from engine.commands.bench_plan import run_plan_suite
 
         return run_plan_suite(arguments, cancel)
-    if arguments.device == "cuda":
-        require_gpu()
+    knobs = switches_of(arguments)
+    require_device(arguments.device, knobs)
     if arguments.suite == "policies":
         from engine.commands.bench_policies import run_policy_suite
 
@@ -223,7 +223,6 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     from engine.measure.machine import machine_record
 
     request = _request(arguments)
-    knobs = switches_of(arguments)
     files = [Path(arguments.csv), Path(arguments.csv + ".json")] if arguments.csv else []
     for file in files:
         export_csv.require_new(file)

@@ -40,7 +40,7 @@ def backend_factory(knobs: KnobSet) -> BackendFactory:
 
         try:
             pool = Pool(load_library(knobs.choice("CPU_ISA") or None), threads)
-        except (NativeBuildError, OSError, ValueError) as error:
+        except (NativeBuildError, OSError) as error:
             raise RondoError(
                 f"The native kernels cannot be used: {error}.",
                 next_step="Measure the PyTorch operations: --knob QWEN38_CPU_ISA=reference.",
@@ -50,8 +50,17 @@ def backend_factory(knobs: KnobSet) -> BackendFactory:
     return open_backend
 
 
-def require_gpu() -> None:
-    """RondoError where there is no GPU at all: before weights are made."""
+def require_device(device: str, knobs: KnobSet) -> None:
+    """RondoError, before weights are made, for a GPU that is not there or a level the processor lacks."""
+    if device == "cuda":
+        _require_gpu()
+    else:
+        from engine.model.instructions import refuse_instructions
+
+        refuse_instructions(knobs)
+
+
+def _require_gpu() -> None:
     from engine.model import cuda_ready
 
     try:

@@ -11,7 +11,7 @@ import contextlib
 import threading
 
 from engine.cli import OK, print_json
-from engine.commands.bench_backends import backend_factory
+from engine.commands.bench_backends import backend_factory, require_device
 from engine.commands.shared import numbers, switches_of, tell, threads_of
 from engine.errors import Cancelled, RondoError, UsageError
 from engine.measure.plan import LABEL, MACHINES, Plan, make_plan
@@ -64,6 +64,8 @@ def run_plan_suite(arguments: argparse.Namespace, cancel: threading.Event) -> in
 def _native(
     arguments: argparse.Namespace, shape: Shape, rows: tuple[int, ...], cancel: threading.Event
 ) -> NativeFigures:
+    knobs = switches_of(arguments)
+    require_device("cpu", knobs)
     threads = threads_of(arguments)
     roof = contextlib.nullcontext() if arguments.no_roof else native_probes(threads)
     with roof as probes:
@@ -71,7 +73,7 @@ def _native(
             measured_shape(shape, arguments.vocab),
             tuple(dict.fromkeys(rows)),
             arguments.context,
-            backend_factory(switches_of(arguments)),
+            backend_factory(knobs),
             threads=threads,
             turns=arguments.turns,
             probes=probes,

@@ -75,7 +75,7 @@ def _model(
     arguments: argparse.Namespace, knobs: KnobSet, rate: LookupRate, cancel: threading.Event
 ) -> PolicyReport:
     from engine.load.checkpoint import read_checkpoint
-    from engine.model.choose import open_backend
+    from engine.model.choose import open_backend, refuse_device
 
     if arguments.shape != "demo":
         raise UsageError(
@@ -83,14 +83,20 @@ def _model(
             next_step="Name a model with --model, or an acceptance with --accept.",
         )
     folder = Path(arguments.model or demo_model())
-    checkpoint = read_checkpoint(folder, context_tokens=_CAPACITY, cancel=cancel)
+    device = arguments.device
+    checkpoint = read_checkpoint(
+        folder,
+        context_tokens=_CAPACITY,
+        on_found=lambda found: refuse_device(found.plan.config, device=device, knobs=knobs),
+        cancel=cancel,
+    )
     vocab = checkpoint.config.vocab_size
     memory = open_memory(knobs, model=folder, vocab_size=vocab, remember=False)
     opened = open_backend(
         checkpoint,
         capacity=min(_CAPACITY, checkpoint.config.context_tokens),
         knobs=knobs,
-        device=arguments.device,
+        device=device,
         threads=arguments.threads,
         float32=False,
         cancel=cancel,

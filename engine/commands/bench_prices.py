@@ -109,14 +109,20 @@ def _open_model(
     cancel: threading.Event,
 ) -> _Subject:
     from engine.load.checkpoint import read_checkpoint
-    from engine.model.choose import open_backend
+    from engine.model.choose import open_backend, refuse_device
 
-    checkpoint = read_checkpoint(arguments.model, context_tokens=request.capacity, cancel=cancel)
+    device = arguments.device
+    checkpoint = read_checkpoint(
+        arguments.model,
+        context_tokens=request.capacity,
+        on_found=lambda found: refuse_device(found.plan.config, device=device, knobs=knobs),
+        cancel=cancel,
+    )
     opened = open_backend(
         checkpoint,
         capacity=min(request.capacity, checkpoint.config.context_tokens),
         knobs=knobs,
-        device=arguments.device,
+        device=device,
         threads=arguments.threads,
         float32=False,
         cancel=cancel,

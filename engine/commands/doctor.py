@@ -138,8 +138,11 @@ def _demo() -> list[Finding]:
 
 
 def _switches() -> list[Finding]:
+    from engine.model.instructions import refuse_instructions
+
     try:
         knobs = KnobSet.resolve(profile=profile_path("serve"))
+        refuse_instructions(knobs)
         return [
             Finding("switches", _GOOD, "the serve profile and the environment parse"),
             *_tile_tables(knobs),

@@ -23,6 +23,7 @@ from engine.model.attach_block import attach_block
 from engine.model.backend import Backend
 from engine.model.choose_cuda import open_gpu, refuse_gpu
 from engine.model.config import ModelConfig
+from engine.model.instructions import ISA_NAMES, refuse_instructions
 from engine.model.native import NativeBackend
 from engine.model.native_moe import unsupported_experts
 from engine.model.native_weights import unsupported_shape
@@ -32,14 +33,6 @@ from engine.numbers import grouped
 from engine.spec.choose_drafter import speculation_words
 from kernels.build import NativeBuildError, NativeLibrary, load_library
 from kernels.tape import Pool
-
-ISA_NAMES = {
-    "amx": "AMX BF16",
-    "avx512bf16": "AVX-512 BF16",
-    "avx512": "AVX-512",
-    "avx2": "AVX2",
-    "portable": "portable code",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +83,16 @@ def scaled_kv(knobs: KnobSet, *, device: str, float32: bool) -> bool:
     return knobs.flag("KV_FP8") and not (float32 or gpu or wanted == "reference")
 
 
-def refuse_device(config: ModelConfig, *, device: str, float32: bool) -> None:
+def refuse_device(
+    config: ModelConfig, *, device: str, knobs: KnobSet, float32: bool = False
+) -> None:
     """Raise RondoError where it is known before a weight is read that the model cannot run on `device`."""
     if device == "cuda" and float32:
         raise UsageError("float32 is computed on the processor.", next_step="Use --device cpu.")
     if device == "cuda":
         refuse_gpu(config)
+    elif not float32:
+        refuse_instructions(knobs)
 
 
 def open_backend(
@@ -180,10 +177,6 @@ def _on_processor(
         return _reference(checkpoint, capacity, threads, torch.bfloat16, attach, (notice,))
     try:
         library = load_library(wanted or None, on_progress=stage)
-    except ValueError as error:
-        raise UsageError(
-            f"QWEN38_CPU_ISA={wanted}: {error}.", next_step="Leave it empty."
-        ) from None
     except (NativeBuildError, OSError) as error:  # the latter: a cache folder or disk that refuses
         notice = f"The native kernels are not built, PyTorch operations run instead: {error}"
         return _reference(checkpoint, capacity, threads, torch.bfloat16, attach, (notice,))
