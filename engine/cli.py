@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 OK, FAILED, USAGE, GATE = 0, 1, 2, 3
 _KEPT = "What was stored before is as it was."
-_STOPPED = "rondo: interrupted; what was stored before is as it was."
-_ENDED_EARLY = "rondo: interrupted; what was done until then stands."
+_STOPPED = "interrupted; what was stored before is as it was."
+_ENDED_EARLY = "interrupted; what was done until then stands."
 _HOLD_NOTHING = ("probe", "doctor", "knobs")  # and store nothing, so they need not end in order
 _PLAIN = "plain-space-"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -121,7 +121,7 @@ def _interrupted(sentence: str) -> int:
     except BrokenPipeError:
         _drop_output()
     with contextlib.suppress(BrokenPipeError):
-        print(sentence, file=sys.stderr)
+        print(f"rondo: {sentence}", file=sys.stderr)
     return INTERRUPTED
 
 

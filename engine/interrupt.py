@@ -52,10 +52,10 @@ def _watch(reader: int, sentence: str) -> None:
 
 
 def _end(*_: object) -> None:
-    _say_and_end("rondo: interrupted.")
+    _say_and_end("interrupted.")
 
 
 def _say_and_end(sentence: str) -> None:
     with contextlib.suppress(OSError):
-        os.write(2, f"{sentence}\n".encode())
+        os.write(2, f"rondo: {sentence}\n".encode())
     os._exit(INTERRUPTED)

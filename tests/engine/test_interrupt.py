@@ -59,16 +59,21 @@ def test_while_the_window_is_read() -> None:
     assert said == (130, "rondo: interrupted.\n")
 
 
+def test_while_a_model_is_opened() -> None:
+    said = press(MODULE, "engine.engine", 1, "generate", "--prompt", "Why?", "--threads", "1")
+    assert said == (130, "rondo: Opening the model was cancelled.\n")
+
+
 def test_while_a_command_reads_its_modules(tmp_path: Path) -> None:
     path = tmp_path / "tiles.json"
     command = ("tune", "--threads", "1", "--out", str(path))
     code, said = press(MODULE, "engine.measure.tune", 1, *command)
     assert code == 130
-    assert said.splitlines()[-1] == "Tuning was cancelled. No table was written."
+    assert said.splitlines()[-1] == "rondo: Tuning was cancelled. No table was written."
     assert "Traceback" not in said
     assert press(MODULE, "engine.measure.tune", 2, *command) == (
         130,
-        "Tuning was cancelled. No table was written.\n",
+        "rondo: Tuning was cancelled. No table was written.\n",
     )
     assert not path.exists()
 
@@ -100,7 +105,7 @@ def test_a_command_that_holds_nothing_ends_at_once(command: str) -> None:
         timeout=50,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{cli._STOPPED}\n")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"rondo: {cli._STOPPED}\n")
 
 
 def test_such_a_command_leaves_no_watch_behind(capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,10 +134,10 @@ def run_with(monkeypatch: pytest.MonkeyPatch, *, presses: int, raising: Exceptio
     ("presses", "raising", "said"),
     [
         (1, None, "rondo: interrupted; what was done until then stands.\n"),
-        (1, Cancelled("It was cancelled.", kept="Nothing changed."), "It was cancelled. Nothing changed.\n"),
-        (1, ImportError("partly read"), f"{cli._STOPPED}\n"),
-        (1, RondoError("The compiler failed."), f"{cli._STOPPED}\n"),
-        (2, None, f"{cli._STOPPED}\n"),
+        (1, Cancelled("It was ended.", kept="Nothing changed."), "rondo: It was ended. Nothing changed.\n"),
+        (1, ImportError("partly read"), f"rondo: {cli._STOPPED}\n"),
+        (1, RondoError("The compiler failed."), f"rondo: {cli._STOPPED}\n"),
+        (2, None, f"rondo: {cli._STOPPED}\n"),
     ],
 )  # fmt: skip
 def test_whatever_comes_of_it(
