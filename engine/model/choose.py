@@ -36,6 +36,7 @@ from kernels.tape import Pool
 ISA_NAMES = {
     "amx": "AMX BF16",
     "avx512bf16": "AVX-512 BF16",
+    "avx512vnni": "AVX-512 VNNI",
     "avx512": "AVX-512",
     "avx2": "AVX2",
     "portable": "portable code",
