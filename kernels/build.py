@@ -67,6 +67,7 @@ _BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vbmi", "-mavx512vnni
 ISA_LEVELS = (
     IsaLevel("amx", (*_BF16_FLAGS, "-mamx-tile", "-mamx-bf16"), _BF16 | {"amx_tile", "amx_bf16"}),
     IsaLevel("avx512bf16", _BF16_FLAGS, _BF16),
+    IsaLevel("avx512vnni", ("-march=x86-64-v4", "-mavx512vnni"), _AVX512 | {"avx512_vnni"}),
     IsaLevel("avx512", ("-march=x86-64-v4",), _AVX512),
     IsaLevel("avx2", ("-march=x86-64-v3",), _AVX2),
     IsaLevel("portable", (), frozenset()),

@@ -137,8 +137,8 @@ class Probe:
     def dot_gflops(self) -> float:
         """GFLOP/s of the dot-product instruction of this library in independent chains.
 
-        Tiles of the matrix unit, bf16 pairs or fp32 multiply-add, the first that the level has; all threads
-        together.
+        Tiles of the matrix unit, pairs of bf16 or of int16, or fp32 multiply-add, the first that the level has;
+        all threads together.
         """
         args = _ProbeArgs(self._operands.data_ptr(), None, self._sink.data_ptr())
         args.rounds = _DOT_ROUNDS

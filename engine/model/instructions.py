@@ -10,6 +10,7 @@ from kernels.build import machine_isas
 ISA_NAMES = {
     "amx": "AMX BF16",
     "avx512bf16": "AVX-512 BF16",
+    "avx512vnni": "AVX-512 VNNI",
     "avx512": "AVX-512",
     "avx2": "AVX2",
     "portable": "portable code",

@@ -69,58 +69,67 @@ struct Bf16 : rondo::Activations {
         }
     }
   }
-#elif defined(RONDO_AVX2)
+#elif defined(RONDO_AVX)
+  typedef rondo::regf regf;
+  static constexpr int kRegs = 16 / rondo::kRegLanes;  // of 16 outputs
+#if defined(__AVX512F__)
+  static constexpr int kRowsTogether = 12, kFewRows = 4, kRowsSideBySide = 4;
+#else
+  static constexpr int kRowsTogether = 5, kFewRows = 4, kRowsSideBySide = 1;
+#endif
+
   template <int M>
   static constexpr int together() {
     return 2;
   }
 
-  // A value that several instructions use: without this each of them would read it from memory.
-  RONDO_INLINE __m256 in_register(__m256 v) {
-    asm("" : "+x"(v));
-    return v;
+  // The even and the odd input of a register of outputs.
+  RONDO_INLINE void split(const uint8_t* p, regf* w) {
+    const rondo::regi both = rondo::reg_load_bits(p);
+    w[0] = rondo::reg_low_bf16(both), w[1] = rondo::reg_high_bf16(both);
   }
-  // The even and the odd input of 8 outputs.
-  RONDO_INLINE void split(const uint8_t* p, __m256* w) {
-    const __m256i both = _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
-    w[0] = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
-    w[1] = _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32(int32_t(0xffff0000u))));
-  }
-  RONDO_INLINE void add_sum(float* acc, bool first, __m256 sum) {
-    const __m256 before = first ? _mm256_setzero_ps() : _mm256_load_ps(acc);
-    _mm256_store_ps(acc, _mm256_add_ps(before, sum));
+  RONDO_INLINE void add_sum(float* acc, bool first, regf sum) {
+    const regf before = first ? rondo::reg_zero() : rondo::reg_load(acc);
+    rondo::reg_store(acc, rondo::reg_add(before, sum));
   }
 
   // 32 inputs of 16 outputs, widened, against N of the M rows at x. A function of its own, so that
   // nothing else takes its registers. With Fetch it asks for the lines from `later` on, one by one: all at
   // once nothing would come while the rows are multiplied.
   template <int M, int N, bool Fetch>
-  __attribute__((noinline)) static void add_rows(const __m256 (*w)[2], const float* x, float* acc,
+  __attribute__((noinline)) static void add_rows(const regf (*w)[kRegs], const float* x, float* acc,
                                                  bool first, const uint8_t* later) {
-    __m256 sum[N][2];
-#pragma GCC unroll 5
-    for (int r = 0; r < N; r++) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
+    regf sum[N][kRegs];
+#pragma GCC unroll 12
+    for (int r = 0; r < N; r++)
+#pragma GCC unroll 2
+      for (int v = 0; v < kRegs; v++) sum[r][v] = rondo::reg_zero();
 #pragma GCC unroll 1
     for (int j = 0; j < 16; j++, w += 2, x += 2 * M) {
       if (Fetch) rondo::prefetch(later + j * kUnit);
 #pragma GCC unroll 2
       for (int odd = 0; odd < 2; odd++) {
-        const __m256 low = in_register(w[odd][0]), high = in_register(w[odd][1]);
-#pragma GCC unroll 5
+        regf weight[kRegs];
+#pragma GCC unroll 2
+        for (int v = 0; v < kRegs; v++) weight[v] = rondo::in_register(w[odd][v]);
+#pragma GCC unroll 12
         for (int r = 0; r < N; r++) {
-          const __m256 value = in_register(_mm256_broadcast_ss(x + 2 * r + odd));
-          sum[r][0] = _mm256_fmadd_ps(low, value, sum[r][0]);
-          sum[r][1] = _mm256_fmadd_ps(high, value, sum[r][1]);
+          // For one register of outputs the multiplication itself reads the input.
+          regf value = rondo::reg_splat(x[2 * r + odd]);
+          if (kRegs > 1) value = rondo::in_register(value);
+#pragma GCC unroll 2
+          for (int v = 0; v < kRegs; v++) sum[r][v] = rondo::reg_fma(weight[v], value, sum[r][v]);
         }
       }
     }
-#pragma GCC unroll 5
+#pragma GCC unroll 12
     for (int r = 0; r < N; r++)
 #pragma GCC unroll 2
-      for (int v = 0; v < 2; v++) add_sum(acc + (r * 2 + v) * 8, first, sum[r][v]);
+      for (int v = 0; v < kRegs; v++)
+        add_sum(acc + r * 16 + v * rondo::kRegLanes, first, sum[r][v]);
   }
   template <int M, int... Part>
-  RONDO_INLINE void add_parts(const __m256 (*w)[2], const float* x, float* acc, bool first,
+  RONDO_INLINE void add_parts(const regf (*w)[kRegs], const float* x, float* acc, bool first,
                               const uint8_t* later, std::integer_sequence<int, Part...>) {
     constexpr int parts = sizeof...(Part);
     (add_rows<M, M * (Part + 1) / parts - M * Part / parts, Part == 0>(
@@ -131,49 +140,51 @@ struct Bf16 : rondo::Activations {
   // 32 inputs of T tiles against few rows: the tiles side by side.
   template <int M, int T>
   RONDO_INLINE void few_rows(const uint8_t* p, int64_t ahead, const float* x, float* acc, bool first) {
-    __m256 sum[2 * T][M];
+    regf sum[kRegs * T][M];
 #pragma GCC unroll 4
-    for (int v = 0; v < 2 * T; v++)
+    for (int v = 0; v < kRegs * T; v++)
 #pragma GCC unroll 4
-      for (int m = 0; m < M; m++) sum[v][m] = _mm256_setzero_ps();
+      for (int m = 0; m < M; m++) sum[v][m] = rondo::reg_zero();
 #pragma GCC unroll 4
     for (int j = 0; j < 16; j++) {
-      __m256 w[2 * T][2];
+      regf w[kRegs * T][2];
 #pragma GCC unroll 4
-      for (int v = 0; v < 2 * T; v++) {
-        const uint8_t* from = p + (2 * j + v / 2) * kUnit + v % 2 * 32;
-        if (v % 2 == 0) rondo::prefetch(from + ahead);
+      for (int v = 0; v < kRegs * T; v++) {
+        const uint8_t* from = p + (2 * j + v / kRegs) * kUnit + v % kRegs * 32;
+        if (v % kRegs == 0) rondo::prefetch(from + ahead);
         split(from, w[v]);
       }
 #pragma GCC unroll 2
       for (int odd = 0; odd < 2; odd++)
 #pragma GCC unroll 4
         for (int m = 0; m < M; m++) {
-          const __m256 value = _mm256_broadcast_ss(x + (j * M + m) * 2 + odd);
+          const regf value = rondo::reg_splat(x[(j * M + m) * 2 + odd]);
 #pragma GCC unroll 4
-          for (int v = 0; v < 2 * T; v++) sum[v][m] = _mm256_fmadd_ps(w[v][odd], value, sum[v][m]);
+          for (int v = 0; v < kRegs * T; v++) sum[v][m] = rondo::reg_fma(w[v][odd], value, sum[v][m]);
         }
     }
 #pragma GCC unroll 4
-    for (int v = 0; v < 2 * T; v++)
+    for (int v = 0; v < kRegs * T; v++)
 #pragma GCC unroll 4
-      for (int m = 0; m < M; m++) add_sum(acc + ((v / 2 * M + m) * 2 + v % 2) * 8, first, sum[v][m]);
+      for (int m = 0; m < M; m++)
+        add_sum(acc + (v / kRegs * M + m) * 16 + v % kRegs * rondo::kRegLanes, first, sum[v][m]);
   }
-  // 32 inputs of a tile against many rows: the weights widened once, then up to five rows at a time.
-  // Each tile of a pair asks for half of the lines of both.
+  // 32 inputs of a tile against many rows: the weights widened once, then some rows at a time. Each tile of
+  // a pair asks for half of the lines of both.
   template <int M>
   RONDO_INLINE void many_rows(const uint8_t* p, const uint8_t* later, const float* x, float* acc,
                               bool first) {
-    alignas(32) __m256 w[32][2];
+    alignas(64) regf w[32][kRegs];
     for (int j = 0; j < 16; j++) {
 #pragma GCC unroll 2
-      for (int v = 0; v < 2; v++) {
-        __m256 both[2];
+      for (int v = 0; v < kRegs; v++) {
+        regf both[2];
         split(p + 2 * j * kUnit + v * 32, both);
         w[2 * j][v] = both[0], w[2 * j + 1][v] = both[1];
       }
     }
-    add_parts<M>(w, x, acc, first, later, std::make_integer_sequence<int, (M + 4) / 5>());
+    add_parts<M>(w, x, acc, first, later,
+                 std::make_integer_sequence<int, (M - 1) / kRowsTogether + 1>());
   }
 
   template <int M, int T>
@@ -183,13 +194,13 @@ struct Bf16 : rondo::Activations {
     bool first = a.first;
     for (int k = 0; k < a.k_count; k += 32, x += 32 * M, p += 16 * 2 * kUnit, first = false) {
       const int64_t ahead = a.weight_ahead(weight_offset(k));
-      if constexpr (M == 1) {
+      if constexpr (M <= kRowsSideBySide) {
         few_rows<M, T>(p, ahead, x, a.sums, first);
       } else {
 #pragma GCC unroll 2
         for (int t = 0; t < T; t++) {
           float* acc = a.sums + t * M * 16;
-          if constexpr (M <= 4) few_rows<M, 1>(p + t * kUnit, ahead, x, acc, first);
+          if constexpr (M <= kFewRows) few_rows<M, 1>(p + t * kUnit, ahead, x, acc, first);
           else many_rows<M>(p + t * kUnit, p + ahead + 16 * t * kUnit, x, acc, first);
         }
       }

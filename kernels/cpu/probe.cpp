@@ -28,6 +28,8 @@ constexpr int64_t kDotFlops = kChains * 16 * 16 * 32 * 2;
 constexpr int kChains = 12;
 #if defined(RONDO_BF16_DOT)
 constexpr int64_t kDotFlops = kChains * 16 * 4;
+#elif defined(RONDO_AVX)
+constexpr int64_t kDotFlops = kChains * rondo::kRegLanes * 4;
 #else
 constexpr int64_t kDotFlops = kChains * 16 * 2;
 #endif
@@ -91,30 +93,30 @@ RONDO_OP(probe_dot) {
     for (int c = 0; c < kChains; c++) acc[c] = _mm512_dpbf16_ps(acc[c], w, x);
   }
   for (int c = 0; c < kChains; c++) total += (v16f)acc[c];
+#elif defined(RONDO_AVX)
+  // Of int16, as in the products of NVFP4; those of fp32 do no more.
+  rondo::regi acc[kChains];
+  for (int c = 0; c < kChains; c++) memcpy(&acc[c], sink, sizeof acc[c]);
+  const rondo::regi w = rondo::reg_load_bits(a->from), x = rondo::reg_load_bits(a->from + 64);
+  for (int64_t i = 0; i < a->rounds; i++) {
+#pragma GCC unroll 12
+    for (int c = 0; c < kChains; c++) rondo::reg_add_pairs(&acc[c], w, x);
+  }
+  for (int c = 0; c < kChains; c++) {
+    v16f wide{};
+    memcpy(&wide, &acc[c], sizeof acc[c]);
+    total += wide;
+  }
 #else
-  // Chains in registers at every level: pieces of 4, 8 or 16 lanes.
-#if defined(__AVX512F__)
-  typedef v16f piece;
-#elif defined(__AVX2__)
-  typedef float piece __attribute__((vector_size(32)));
-#else
+  // Chains in registers: pieces of 4 lanes.
   typedef float piece __attribute__((vector_size(16)));
-#endif
   constexpr int pieces = sizeof(v16f) / sizeof(piece);
   const piece w = load_vec<piece>(a->from), x = load_vec<piece>(a->from + 64);
   piece acc[kChains];
   for (int c = 0; c < kChains; c++) acc[c] = load_vec<piece>(sink);
   for (int64_t i = 0; i < a->rounds * pieces; i++) {
 #pragma GCC unroll 12
-    for (int c = 0; c < kChains; c++) {
-#if defined(__AVX512F__)
-      acc[c] = fma16(w, x, acc[c]);
-#elif defined(__FMA__)
-      acc[c] = (piece)_mm256_fmadd_ps((__m256)w, (__m256)x, (__m256)acc[c]);
-#else
-      acc[c] = w * x + acc[c];
-#endif
-    }
+    for (int c = 0; c < kChains; c++) acc[c] = w * x + acc[c];
   }
   for (int c = 0; c < kChains; c++) {
     v16f wide{};

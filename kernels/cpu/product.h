@@ -4,8 +4,8 @@
 // A lane is an output, so there is no horizontal sum and the order of the sum over K is the same
 // for 1 row and for 1,024. Rows are taken in blocks of at most kMaxRows; the activations of a block
 // are repacked once so that one step of K lies in one place:
-//   with a bf16 dot product: [K/2][rows] pairs of bf16; with AVX2: [K/2][rows][2] fp32;
-//   else [K][rows] fp32.
+//   with a bf16 dot product: [K/2][rows] pairs of bf16; else with AVX2 or AVX-512: [K/2][rows][2]
+//   fp32; else [K][rows] fp32.
 // A format supplies `template <int M, int T> static void tiles(...)`: the raw sums of T neighbouring
 // tiles against M rows. It inherits from Activations, or from its own way of repacking rows.
 #pragma once
@@ -14,8 +14,9 @@
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
 #define RONDO_BF16_DOT 1
 #endif
-#if defined(__AVX2__) && !defined(__AVX512F__)
-#define RONDO_AVX2 1
+#if defined(__AVX2__) && !defined(RONDO_BF16_DOT)
+#define RONDO_AVX 1  // of either width
+#include "registers.h"
 #endif
 
 struct rondo_linear_args {
@@ -154,7 +155,7 @@ static inline void pack_block(const rondo_linear_args* a, int32_t begin, int32_t
     p++;
   }
   if (p < all) memset(to + int64_t(p) * m, 0, size_t(all - p) * m * 4);
-#elif defined(RONDO_AVX2)
+#elif defined(RONDO_AVX)
   float* to = static_cast<float*>(out);
   for (int32_t r = 0; r < m; r++, x += a->x_stride) {
     int32_t k = 0;
@@ -180,8 +181,8 @@ struct Activations {
 #if defined(RONDO_BF16_DOT)
   static constexpr int kMaxRows = 16;
 #elif defined(__AVX512F__)
-  static constexpr int kMaxRows = 8;
-#elif defined(RONDO_AVX2)
+  static constexpr int kMaxRows = 16;
+#elif defined(RONDO_AVX)
   static constexpr int kMaxRows = 12;
 #elif defined(__aarch64__)
   static constexpr int kMaxRows = 4;
@@ -337,17 +338,7 @@ RONDO_INLINE __m512 dot_broadcast(__m512 acc, __m512bh w, const uint32_t* pair) 
   asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*pair));
   return acc;
 }
-#elif defined(RONDO_AVX2)
-// Two fp32 activations of one row, in every pair of lanes.
-RONDO_INLINE __m256 broadcast_pair(const float* x) {
-  double pair;
-  memcpy(&pair, x, sizeof pair);
-  return _mm256_castpd_ps(_mm256_set1_pd(pair));
-}
-RONDO_INLINE void prefetch(const uint8_t* p) {
-  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
-}
-#else
+#elif !defined(RONDO_AVX)
 // Adds `columns` decoded columns [columns][16] fp32 against M rows to p, column after column.
 template <int M>
 RONDO_INLINE void add_columns(const float* w, const float* x, int columns, v16f* p) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Activations as integers, for AVX2: its integer dot product multiplies pairs of int16, and there is
-// none for bf16.
+// Activations as integers, for AVX2 and AVX-512 without a bf16 dot product: theirs multiplies pairs of
+// int16.
 //
 // Sixteen neighbouring inputs of a row share a step, a power of two: 2^(e - 14) where 2^e is the
 // power of two at or below their largest magnitude, and 2^-126 at least. Each input is the nearest

@@ -14,8 +14,6 @@
 #include "e4m3_bytes.h"
 #include "product.h"
 
-#include <utility>
-
 namespace {
 
 using rondo::TileArgs;
@@ -111,176 +109,11 @@ struct Fp8 : Layout {
   }
 };
 
-#elif defined(RONDO_AVX2)
+#elif defined(RONDO_AVX)
 
-// A unit as f16 with the same exponent and mantissa bits, 2^-8 times the values: [half][quarter][8].
-// An output with a NaN code has a NaN scale, so NaN needs no care here.
-constexpr int kUnitHalves = 64;  // f16 of a unit
-RONDO_INLINE void to_halves(const uint8_t* p, uint16_t* to) {
-  const __m256i zero = _mm256_setzero_si256(), bits = _mm256_set1_epi16(int16_t(0xBF80));
-#pragma GCC unroll 2
-  for (int q = 0; q < 2; q++) {
-    const __m256i c = _mm256_load_si256(reinterpret_cast<const __m256i*>(p + q * 32));
-    const __m256i low = _mm256_srai_epi16(_mm256_unpacklo_epi8(zero, c), 1);
-    const __m256i high = _mm256_srai_epi16(_mm256_unpackhi_epi8(zero, c), 1);
-    _mm256_store_si256(reinterpret_cast<__m256i*>(to + q * 16), _mm256_and_si256(low, bits));
-    _mm256_store_si256(reinterpret_cast<__m256i*>(to + 32 + q * 16), _mm256_and_si256(high, bits));
-  }
-}
-// Eight f16 in memory: from there the conversion is one instruction, from a register it is two.
-RONDO_INLINE __m256 from_halves(const uint16_t* p) {
-  __m256 v;
-  asm("vcvtph2ps %1, %0" : "=x"(v) : "m"(*reinterpret_cast<const uint16_t(*)[8]>(p)));
-  return v;
-}
-
-struct Fp8 : Layout {
-  template <int M>
-  static constexpr int together() {
-    return 2;
-  }
-
-  // Sums of up to 64 inputs, of quarter i of a unit: the first ones of a block, or in addition to those.
-  RONDO_INLINE void keep(__m256* held, const __m256* sum, bool add) {
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) held[i] = add ? _mm256_add_ps(held[i], sum[i]) : sum[i];
-  }
-  // Joins the even and the odd inputs of 16 outputs and adds them with the scale of their block.
-  RONDO_INLINE void add_block(const __m256* held, __m256 scale, bool first, float* acc) {
-#pragma GCC unroll 2
-    for (int v = 0; v < 2; v++) {
-      const __m256 pairs = _mm256_hadd_ps(held[2 * v], held[2 * v + 1]);
-      const __m256 joined =
-          _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(pairs), 0xD8));
-      const __m256 before = first ? _mm256_setzero_ps() : _mm256_load_ps(acc + 8 * v);
-      _mm256_store_ps(acc + 8 * v, _mm256_fmadd_ps(joined, scale, before));
-    }
-  }
-
-  // Up to 64 inputs of T tiles against one or two rows, the tiles side by side.
-  template <int M, int T>
-  RONDO_INLINE void few_rows(const TileArgs& a, const uint8_t* p, const float* x, int units, bool add,
-                             __m256 (*held)[M][4]) {
-    __m256 sum[T][M][4];
-#pragma GCC unroll 2
-    for (int t = 0; t < T; t++)
-#pragma GCC unroll 2
-      for (int m = 0; m < M; m++)
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) sum[t][m][i] = _mm256_setzero_ps();
-    for (int u = 0; u < units; u++, x += 4 * M, p += 2 * kUnit) {
-      alignas(32) uint16_t w[T][kUnitHalves];
-      const int64_t ahead = a.weight_ahead(p - a.weight);
-#pragma GCC unroll 2
-      for (int t = 0; t < T; t++) {
-        rondo::prefetch(p + t * kUnit + ahead);
-        to_halves(p + t * kUnit, w[t]);
-      }
-#pragma GCC unroll 2
-      for (int half = 0; half < 2; half++) {
-        __m256 pairs[M];
-#pragma GCC unroll 2
-        for (int m = 0; m < M; m++) pairs[m] = rondo::broadcast_pair(x + (half * M + m) * 2);
-#pragma GCC unroll 2
-        for (int t = 0; t < T; t++)
-#pragma GCC unroll 4
-          for (int i = 0; i < 4; i++) {
-            const __m256 weight = from_halves(w[t] + half * 32 + i * 8);
-#pragma GCC unroll 2
-            for (int m = 0; m < M; m++) sum[t][m][i] = _mm256_fmadd_ps(weight, pairs[m], sum[t][m][i]);
-          }
-      }
-    }
-#pragma GCC unroll 2
-    for (int t = 0; t < T; t++)
-#pragma GCC unroll 2
-      for (int m = 0; m < M; m++) keep(held[t][m], sum[t][m], add);
-  }
-
-  // A block of 16 outputs, `units` units of f16, against N of the M rows at x. A function of its own, so
-  // that nothing else takes its registers. With Fetch it asks for as many lines from `later` on as half of
-  // these units take, bit by bit: all at once they would hold up the decoding, and nothing would come
-  // while the rows are multiplied.
-  template <int M, int N, bool Fetch>
-  __attribute__((noinline)) static void add_rows(const uint16_t* w, const float* x, int units,
-                                                 __m256 scale, bool first, float* acc,
-                                                 const uint8_t* later) {
-    __m256 held[N][4];
-    for (bool add = false; units > 0; units -= 16, add = true) {
-      __m256 sum[N][4];
-#pragma GCC unroll 3
-      for (int r = 0; r < N; r++)
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) sum[r][i] = _mm256_setzero_ps();
-      const uint16_t* end = w + (units < 16 ? units : 16) * kUnitHalves;
-#pragma GCC unroll 1
-      for (; w < end; w += 32, x += 2 * M) {
-        if (Fetch) rondo::prefetch(later), later += kUnit / 2;
-        __m256 value[N];
-#pragma GCC unroll 3
-        for (int r = 0; r < N; r++) value[r] = rondo::broadcast_pair(x + 2 * r);
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) {
-          const __m256 weight = from_halves(w + i * 8);
-#pragma GCC unroll 3
-          for (int r = 0; r < N; r++) sum[r][i] = _mm256_fmadd_ps(weight, value[r], sum[r][i]);
-        }
-      }
-#pragma GCC unroll 3
-      for (int r = 0; r < N; r++) keep(held[r], sum[r], add);
-    }
-#pragma GCC unroll 3
-    for (int r = 0; r < N; r++) add_block(held[r], scale, first, acc + r * 16);
-  }
-  template <int M, int... Part>
-  RONDO_INLINE void add_parts(const uint16_t* w, const float* x, int units, __m256 scale, bool first,
-                              float* acc, const uint8_t* later, std::integer_sequence<int, Part...>) {
-    constexpr int parts = sizeof...(Part);
-    (add_rows<M, M * (Part + 1) / parts - M * Part / parts, Part == 0>(
-         w, x + M * Part / parts * 2, units, scale, first, acc + M * Part / parts * 16, later),
-     ...);
-  }
-  // A block of one tile against many rows: the weights decoded once, then up to three rows at a time.
-  // Each tile of a pair asks for half of the lines of both.
-  template <int M>
-  RONDO_INLINE void many_rows(const uint8_t* p, const float* x, int units, __m256 scale, bool first,
-                              float* acc, const uint8_t* later) {
-    alignas(32) uint16_t w[32 * kUnitHalves];
-    for (int u = 0; u < units; u++) to_halves(p + u * 2 * kUnit, w + u * kUnitHalves);
-    add_parts<M>(w, x, units, scale, first, acc, later, std::make_integer_sequence<int, (M + 2) / 3>());
-  }
-
-  template <int M, int T>
-  static void tiles(const TileArgs& a) {
-    const float* x = static_cast<const float*>(a.x);
-    const uint8_t* p = a.weight;
-    for (int b = 0, left = a.k_count; left > 0; b++, left -= 128) {
-      const int units = left < 128 ? left / 4 : 32;
-      const bool first = a.first && b == 0;
-      const uint8_t* later = p + a.weight_ahead(p - a.weight);
-      __m256 held[T][M <= 2 ? M : 1][4];
-      if constexpr (M <= 2) {
-        for (int u = 0; u < units; u += 16) {
-          const int some = units - u < 16 ? units - u : 16;
-          const uint8_t* from = p + u * 2 * kUnit;
-          if constexpr (M == 1) few_rows<M, T>(a, from, x + u * 4 * M, some, u > 0, held);
-          else
-            for (int t = 0; t < T; t++)
-              few_rows<M, 1>(a, from + t * kUnit, x + u * 4 * M, some, u > 0, held + t);
-        }
-      }
-      for (int t = 0; t < T; t++) {
-        const uint8_t* q = a.scale ? a.scale + t * a.scale_stride : nullptr;
-        const __m256 s = _mm256_set1_ps(256.f * block_scale(q, b));
-        float* acc = a.sums + t * M * 16;
-        if constexpr (M <= 2)
-          for (int m = 0; m < M; m++) add_block(held[t][m], s, first, acc + m * 16);
-        else many_rows<M>(p + t * kUnit, x, units, s, first, acc, later + t * units * kUnit);
-      }
-      x += 4 * M * units, p += 2 * kUnit * units;
-    }
-  }
-};
+}  // namespace
+#include "avx.h"
+namespace {
 
 #else
 
@@ -296,17 +129,12 @@ RONDO_INLINE v16f e4m3_values(v16u lanes) {
 }
 // Lanes of input pair i (0 or 1) of a 64-byte vector: the even input in byte 0, the odd in byte 1.
 RONDO_INLINE v16u pair_lanes(const uint8_t* p, int i) {
-#if defined(__AVX512F__)
-  const __m512i v = _mm512_loadu_si512(p), zero = _mm512_setzero_si512();
-  return (v16u)(i ? _mm512_unpackhi_epi16(v, zero) : _mm512_unpacklo_epi16(v, zero));
-#else
   uint32_t r[16];
   for (int lane = 0; lane < 16; lane++) {
     const uint8_t* b = p + lane / 4 * 16 + i * 8 + lane % 4 * 2;
     r[lane] = uint32_t(b[0]) | uint32_t(b[1]) << 8;
   }
   return load_vec<v16u>(r);
-#endif
 }
 
 struct Fp8 : Layout {

@@ -77,10 +77,6 @@ struct Nvfp4 : Layout {
     _mm256_store_ps(acc, _mm256_fmadd_ps(scaled, step, before));
   }
   RONDO_INLINE __m256 step_of(const uint8_t* p) { return _mm256_castsi256_ps(broadcast_word(p)); }
-  RONDO_INLINE void add_pairs(__m256i* sum, __m256i w, __m256i x) {
-    // The compiler would regroup the sum of all products and keep them in memory meanwhile.
-    asm("vpmaddwd %1, %2, %%ymm15\n\tvpaddd %%ymm15, %0, %0" : "+x"(*sum) : "x"(w), "x"(x) : "xmm15");
-  }
 
   template <int T>
   RONDO_INLINE void one_row(const rondo::TileArgs& a) {
@@ -102,11 +98,11 @@ struct Nvfp4 : Layout {
           __m256i low, high;
           look_up(p + v / 2 * kUnit + h * 64 + v % 2 * 32, &low, &high);
           const __m256i w = _mm256_slli_epi16(low, 8);
-          if (h) add_pairs(&sum[v], w, pairs[0]);
+          if (h) rondo::reg_add_pairs(&sum[v], w, pairs[0]);
           else sum[v] = _mm256_madd_epi16(w, pairs[0]);
-          add_pairs(&sum[v], _mm256_slli_epi16(high, 8), pairs[1]);
-          add_pairs(&sum[v], _mm256_and_si256(low, upper), pairs[2]);
-          add_pairs(&sum[v], _mm256_and_si256(high, upper), pairs[3]);
+          rondo::reg_add_pairs(&sum[v], _mm256_slli_epi16(high, 8), pairs[1]);
+          rondo::reg_add_pairs(&sum[v], _mm256_and_si256(low, upper), pairs[2]);
+          rondo::reg_add_pairs(&sum[v], _mm256_and_si256(high, upper), pairs[3]);
         }
       }
       __m256 s[2 * T];

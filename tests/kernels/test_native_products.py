@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kernels.bf16_linear.pack import pack_bf16
-from kernels.build import NativeLibrary
+from kernels.build import NativeLibrary, load_library, machine_isas
 from kernels.checks import compare, same_bits
 from kernels.cpu.buffers import aligned_empty
 from kernels.cpu.product import PackedLinear, linear
@@ -35,6 +35,30 @@ def test_checks_pass(library: NativeLibrary, name: str) -> None:
     results = importlib.import_module(f"kernels.{name}.check").check(library)
     assert len(results) > 60
     assert [result.reason for result in results if not result.ok] == []
+
+
+def test_levels_without_a_bf16_dot_product_have_the_same_bits() -> None:
+    levels = [isa for isa in machine_isas() if isa in ("avx512vnni", "avx512", "avx2")]
+    if len(levels) < 2:
+        pytest.skip("needs AVX-512")
+    outputs, k = 75, 1040
+    codes = random_codes(outputs, k, 1)
+    products = {
+        "nvfp4": pack_nvfp4([random_weight(outputs, k, 2)]),
+        "fp8": pack_fp8_blocks([(codes, random_scales(outputs, k, 3))]),
+        "bf16": pack_bf16(
+            [torch.randn(outputs, k, generator=torch.Generator().manual_seed(4)).bfloat16()]
+        ),
+    }
+    for kind in INPUT_KINDS:
+        x = inputs(kind, 21, k, 5)
+        for name, packed in products.items():
+            results = []
+            for isa in levels:
+                with Pool(load_library(isa), 1) as pool:
+                    results.append(run_product(pool, packed, x, torch.float32))
+            for isa, result in zip(levels, results, strict=True):
+                assert same_bits(result, results[-1]), (name, kind, isa)
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
