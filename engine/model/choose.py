@@ -34,6 +34,7 @@ from engine.spec.choose_drafter import speculation_words
 from kernels.build import NativeBuildError, NativeLibrary, load_library
 from kernels.tape import Pool
 
+
 @dataclass(frozen=True, slots=True)
 class OpenedBackend:
     """A backend and how to describe it."""
