@@ -225,7 +225,7 @@ class _Builder:
         config = self._plan.config
         return ModelWeights(
             embed=self._plain("embed_tokens.weight"),
-            final_norm=self._small("norm.weight"),
+            final_norm=self._plain("norm.weight"),
             head=None if config.tied else self._linear("lm_head"),
             layers=tuple(self._layer(i, kind) for i, kind in enumerate(config.layer_types)),
             mtp=self._mtp() if config.mtp_layers else None,
@@ -238,17 +238,17 @@ class _Builder:
     def _gdn(self, prefix: str) -> GdnLayerWeights:
         mixer, mlp = prefix + "linear_attn.", mlp_prefix(self._plan.config, prefix)
         return GdnLayerWeights(
-            input_norm=self._small(prefix + "input_layernorm.weight"),
+            input_norm=self._plain(prefix + "input_layernorm.weight"),
             in_qkv=self._linear(mixer + "in_proj_qkv"),
             in_z=self._linear(mixer + "in_proj_z"),
             in_b=self._linear(mixer + "in_proj_b"),
             in_a=self._linear(mixer + "in_proj_a"),
-            conv=self._small(mixer + "conv1d.weight").squeeze(1),
-            dt_bias=self._small(mixer + "dt_bias"),
-            a_log=self._small(mixer + "A_log"),
-            gdn_norm=self._small(mixer + "norm.weight"),
+            conv=self._plain(mixer + "conv1d.weight").squeeze(1),
+            dt_bias=self._plain(mixer + "dt_bias"),
+            a_log=self._plain(mixer + "A_log"),
+            gdn_norm=self._plain(mixer + "norm.weight"),
             out=self._linear(mixer + "out_proj"),
-            post_norm=self._small(prefix + "post_attention_layernorm.weight"),
+            post_norm=self._plain(prefix + "post_attention_layernorm.weight"),
             gate=self._linear(mlp + "gate_proj"),
             up=self._linear(mlp + "up_proj"),
             down=self._linear(mlp + "down_proj"),
@@ -258,14 +258,14 @@ class _Builder:
     def _attention(self, prefix: str) -> AttentionLayerWeights:
         mixer, mlp = prefix + "self_attn.", mlp_prefix(self._plan.config, prefix)
         return AttentionLayerWeights(
-            input_norm=self._small(prefix + "input_layernorm.weight"),
+            input_norm=self._plain(prefix + "input_layernorm.weight"),
             q=self._linear(mixer + "q_proj"),
             k=self._linear(mixer + "k_proj"),
             v=self._linear(mixer + "v_proj"),
             o=self._linear(mixer + "o_proj"),
-            q_norm=self._small(mixer + "q_norm.weight"),
-            k_norm=self._small(mixer + "k_norm.weight"),
-            post_norm=self._small(prefix + "post_attention_layernorm.weight"),
+            q_norm=self._plain(mixer + "q_norm.weight"),
+            k_norm=self._plain(mixer + "k_norm.weight"),
+            post_norm=self._plain(prefix + "post_attention_layernorm.weight"),
             gate=self._linear(mlp + "gate_proj"),
             up=self._linear(mlp + "up_proj"),
             down=self._linear(mlp + "down_proj"),
@@ -292,20 +292,17 @@ class _Builder:
     def _mtp(self) -> MtpWeights:
         return MtpWeights(
             fc=self._linear("mtp.fc"),
-            norm_embedding=self._small("mtp.pre_fc_norm_embedding.weight"),
-            norm_hidden=self._small("mtp.pre_fc_norm_hidden.weight"),
-            norm=self._small("mtp.norm.weight"),
+            norm_embedding=self._plain("mtp.pre_fc_norm_embedding.weight"),
+            norm_hidden=self._plain("mtp.pre_fc_norm_hidden.weight"),
+            norm=self._plain("mtp.norm.weight"),
             layer=self._attention("mtp.layers.0."),
         )
 
     def _plain(self, name: str) -> Tensor:
         slot, entry = self._plan.vectors[name]
-        tensor = self._reader.read(entry)
-        return tensor.float() if slot.exact else rounded(tensor, keep_float32=self._keep_float32)
-
-    def _small(self, name: str) -> Tensor:
-        tensor = self._plain(name)
-        refuse_invalid(tensor, self._plan.vectors[name][1])
+        stored = self._reader.read(entry)
+        tensor = stored.float() if slot.exact else rounded(stored, keep_float32=self._keep_float32)
+        refuse_invalid(tensor, entry)
         return tensor
 
     def _linear(self, module: str) -> StoredLinear:

@@ -226,11 +226,15 @@ def test_tensors_that_do_not_fit_are_refused(
         read_drafter(folder, TARGET)
 
 
-def test_a_projection_to_quantise_has_to_be_numbers(folder: Path) -> None:
-    name = "layers.0.mlp.up_proj.weight"
-    edit_tensors(folder, lambda tensors: tensors[name][0, :3].fill_(float("nan")))
-    with pytest.raises(CheckpointError, match=f"{name} holds 3 of .* NaN"):
-        read_drafter(folder, TARGET, nvfp4=True)
+@pytest.mark.parametrize("nvfp4", [False, True])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "name", ["fc.weight", "layers.0.mlp.up_proj.weight", "candidate_selector.predecessor_codebook"]
+)
+def test_weights_have_to_be_numbers(folder: Path, name: str, value: float, nvfp4: bool) -> None:
+    edit_tensors(folder, lambda tensors: tensors[name][0, :3].fill_(value))
+    with pytest.raises(CheckpointError, match=f"{name} holds 3 of .* NaN or infinite"):
+        read_drafter(folder, TARGET, nvfp4=nvfp4)
 
 
 def test_damaged_and_missing_files_are_refused(folder: Path) -> None:
