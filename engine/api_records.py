@@ -59,7 +59,8 @@ class Generation:
     """One finished answer and its figures.
 
     `finish_reason`: stop (a stop token or string), length (max_tokens), context (the context is full) or
-    cancelled. `text` is what follows the thinking part; `reasoning` is the thinking part.
+    cancelled. `kept_prompt_tokens`: of the prompt, those that an earlier request left and that were not read
+    again; `prefill_tps` is of the others. `text` is what follows the thinking part; `reasoning` is that part.
     Rates are None where nothing was measured (fewer than two tokens).
     """
 
@@ -83,6 +84,7 @@ class Generation:
     roof_gbps: float | None
     written_bytes_per_round: int | None = None  # recurrent state
     roof_place: str = "memory"  # see ModelCard
+    kept_prompt_tokens: int = 0
 
 
 def roof_name(place: str) -> str:

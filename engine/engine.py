@@ -21,6 +21,7 @@ from engine.api import (
     LoadProgress,
     ModelCard,
 )
+from engine.cache.prefix import PrefixCache
 from engine.engine_compare import EngineCompares
 from engine.errors import Cancelled, UsageError
 from engine.knob_rows import idle_notices, knob_rows, served_values
@@ -67,6 +68,7 @@ class Engine(EngineCompares):
         self._engaged = Engaged()
         self._memory = memory
         self._prompts = PromptIds(checkpoint, checkpoint.config, backend.capacity)
+        self._prefixes = PrefixCache(backend)
         # Of the backend alone: a cycle through this engine would keep a closed model in memory.
         self._drafters = Drafters(
             backend, memory, lambda knobs: live_prices(backend, knobs.path("STAIR_TABLES"))
@@ -194,6 +196,7 @@ class Engine(EngineCompares):
     def restore_knobs(self, knobs: KnobSet) -> None:
         """Put back values that were in effect on this model before, with their sources."""
         self._backend.apply_knobs(knobs)
+        self._prefixes.forget()
         self._knobs = knobs
         self.card = replace(self._describe(knobs), notices=self.card.notices)
 
@@ -242,6 +245,7 @@ class Engine(EngineCompares):
         follow: Sequence[int] | None = None,
         drafter: Drafter | None = None,
         remember: bool = False,
+        resume: bool = False,
     ) -> Generation:
         """Answer one request; blocks until it is done.
 
@@ -250,7 +254,9 @@ class Engine(EngineCompares):
         or one round; what was written is returned with finish_reason "cancelled". `follow` holds the tokens of
         the answer where it is given beforehand, at least max_tokens of them: rounds then time this text.
         `drafter` drafts in place of the one that the switches ask for. `remember` lets the request use the
-        suffix store, if one was opened: it is searched, and the finished answer is added to it.
+        suffix store, if one was opened: it is searched, and the finished answer is added to it. `resume` goes
+        on from what an earlier request left, as far as the prompts agree (QWEN38_CACHE_GB); whoever measures
+        reads every prompt whole.
         """
         begun = time.perf_counter()
         cancel = cancel or threading.Event()
@@ -273,20 +279,26 @@ class Engine(EngineCompares):
         )
         tally = AnswerTally()
         self._memory.begin(remember=remember)
+        kept = self._begin(ids, loop, resume=resume)
         try:
-            self._prefill(ids, loop, on_prompt, cancel)
+            self._prefill(ids, kept, loop, on_prompt, cancel)
             first_token_s = time.perf_counter()
             finish = self._decode(request, ids, loop, drafter, stream, tally, on_round, cancel)
         except Cancelled:
             first_token_s = time.perf_counter()
             finish = "cancelled"
+        except BaseException:
+            self._prefixes.forget()
+            raise
         finished = time.perf_counter()
+        self._prefixes.wrote(loop.written)
         stream.finish()
         if finish != "cancelled":
             self._memory.finish(stream.ids)
         return tally.generation(
             stream,
             prompt_tokens=len(ids),
+            kept=kept,
             dropped=dropped,
             finish=finish,
             ttft_s=first_token_s - begun,
@@ -301,21 +313,37 @@ class Engine(EngineCompares):
             return None
         return given or self._drafters.of(self._knobs)
 
+    def _begin(self, ids: list[int], loop: DecodeLoop, *, resume: bool) -> int:
+        """Have the backend stand somewhere in the prompt; how many of its tokens it holds there."""
+        speculate, budget_gb = loop.drafter is not None, self._knobs.number("CACHE_GB")
+        if not resume or not budget_gb:
+            self._prefixes.forget()
+            self._backend.reset(speculate=speculate)
+            return 0
+        kept = self._prefixes.begin(ids, speculate=speculate, budget_bytes=budget_gb << 30)
+        self._engaged.count("prompt tokens kept", kept)
+        return kept
+
     def _prefill(
         self,
         ids: list[int],
+        kept: int,
         loop: DecodeLoop,
         on_prompt: Callable[[int, int], None] | None,
         cancel: threading.Event,
     ) -> None:
-        self._backend.reset(speculate=loop.drafter is not None)
-        result = None
-        for at in range(0, len(ids), PREFILL_CHUNK):
+        result, at = None, kept
+        if on_prompt:
+            on_prompt(at, len(ids))
+        while at < len(ids):
             if cancel.is_set():
                 raise Cancelled
-            result = self._backend.prefill(ids[at : at + PREFILL_CHUNK])
+            end = self._prefixes.next_stop(at, len(ids))
+            result = self._backend.prefill(ids[at:end])
+            self._prefixes.passed(end, len(ids))
+            at = end
             if on_prompt:
-                on_prompt(self._backend.length, len(ids))
+                on_prompt(at, len(ids))
         assert result is not None
         loop.begin(result, ids)
 

@@ -178,6 +178,13 @@ _ROUND: tuple[Knob, ...] = (
         backends=("cuda",), why="the native kernels are always timed",
     ),
     Knob(
+        "CACHE_GB", "int", "1",
+        "Memory for places that later requests go on from, so that no turn of a chat is read from its start; "
+        "0 reads it anew. On a GPU and with PyTorch's operations a text may then differ at a near tie.",
+        "identical", "live", "prompt tokens kept", "runtime", 0, 1024,
+        backends=_ALL,
+    ),
+    Knob(
         "CPU_ISA", "choice", "",
         "Force the instruction set of the native kernels (reference: the readable PyTorch operations instead); "
         "empty picks the best this processor has.",

@@ -323,6 +323,7 @@ class ThreadedEngine(RunnerCompares):
                 on_round=self._on_round,
                 cancel=cancel,
                 remember=True,
+                resume=True,
             )
         except Exception as error:
             report = ErrorReport.of(error, traceback.format_exc())

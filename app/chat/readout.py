@@ -41,7 +41,7 @@ def readout(generation: Generation, speculated: bool = True) -> str:
 def details(generation: Generation) -> str:
     """The figures that do not fit the line, one a row, for its tool tip."""
     rows = [
-        f"prompt: {grouped(generation.prompt_tokens)} tok",
+        f"prompt: {grouped(generation.prompt_tokens)} tok{_kept(generation)}",
         f"rounds: {grouped(generation.rounds)}",
         f"drafted: {grouped(generation.drafted_tokens)} tok, accepted: {grouped(generation.accepted_tokens)}",
     ]
@@ -56,6 +56,11 @@ def details(generation: Generation) -> str:
             share = of_roof(generation.read_gbps, generation.roof_gbps, name)
             rows[-1] += f", {share}"
     return "\n".join(rows)
+
+
+def _kept(generation: Generation) -> str:
+    kept = generation.kept_prompt_tokens
+    return f", {grouped(kept)} of them not read again" if kept else ""
 
 
 def _rate(value: float) -> str:

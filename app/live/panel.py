@@ -162,7 +162,7 @@ class LivePanel(QWidget):
     @Slot(object)
     def _on_tick(self, snapshot: Snapshot) -> None:
         at_s = time.monotonic()
-        if snapshot.state == "prefilling":
+        if snapshot.state == "prefilling" and snapshot.prompt_tokens:
             self._prefill.add(snapshot.request_id, at_s, snapshot.prompt_done)
         if self.window().isMinimized() or not self.isVisible():
             return

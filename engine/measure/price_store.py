@@ -18,6 +18,7 @@ from engine.measure.machine import cpu_model
 from engine.measure.price_run import quick_block_ms, quick_draft_ms, quick_prices
 from engine.model.backend import Backend
 from engine.model.cuda import CudaBackend
+from engine.model.cuda_memory import device_name
 from engine.model.native import NativeBackend
 from engine.paths import price_tables_dir
 from engine.spec.default_prices import default_prices
@@ -51,7 +52,7 @@ class PriceKey:
         del geometry["mtp_layers"], geometry["context_tokens"]  # no part of a verify pass
         shape = f"{sorted(geometry.items())} {backend.round_bytes(1, 0)}"
         return PriceKey(
-            machine=backend.device_name if gpu else cpu_model(),
+            machine=device_name(backend.device) if gpu else cpu_model(),
             isa=backend.pool.library.isa if native else "torch",
             threads=backend.pool.threads if native else torch.get_num_threads(),
             backend=backend.name,

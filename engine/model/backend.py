@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from engine.knobs import KnobSet
 from engine.load.drafter import BlockCheckpoint
+from engine.load.memory import FLOOR_BYTES, available_memory_bytes
 from engine.model.block_forward import BlockRows
 from engine.model.config import ModelConfig
 from engine.spec.tree import MAX_NODES, check_order, is_chain
@@ -56,6 +57,19 @@ class OperationTime:
     flops: int
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in a backend's live sequence that it can go back to.
+
+    sequence: the reset that it belongs to. length: positions that were committed. state: copies of what later
+    positions overwrite, for the backend alone; keys and values stay where they are.
+    """
+
+    sequence: int
+    length: int
+    state: Any
+
+
 class Backend(Protocol):
     """One model with one live sequence.
 
@@ -67,6 +81,7 @@ class Backend(Protocol):
     config: ModelConfig
     capacity: int
     length: int
+    sequence: int  # how often it was reset
     block: BlockCheckpoint | None  # the drafter that was attached
 
     def apply_knobs(self, knobs: KnobSet) -> None:
@@ -77,6 +92,23 @@ class Backend(Protocol):
 
     def reset(self, *, speculate: bool) -> None:
         """Start an empty sequence; `speculate` also keeps the MTP head's cache in step."""
+
+    def mark_bytes(self) -> int:
+        """Bytes that a mark copies."""
+
+    def free_bytes(self) -> int:
+        """Memory that marks may take now."""
+        return available_memory_bytes() - FLOOR_BYTES
+
+    def mark(self) -> Mark:
+        """The place behind the committed positions, for as long as this sequence lasts."""
+
+    def resume(self, mark: Mark | None, *, speculate: bool) -> None:
+        """Go on behind a mark, or (None) behind what is committed; `speculate` as in `reset`.
+
+        What was committed behind the mark is gone, and so are marks there. The MTP head and the block drafter
+        may begin anew: they propose only. Raises ValueError for a mark of another sequence, or behind the end.
+        """
 
     def prefill(self, ids: Sequence[int]) -> Verified:
         """Commit a chunk of tokens (1 or more) and return the last row's result."""
@@ -89,6 +121,7 @@ class Backend(Protocol):
 
         At most MAX_DRAFT, and none without an MTP head or before the first committed token.
         """
+        return [step.tokens[0] for step in self.draft_steps(anchor, depth, 1)]
 
     def draft_steps(self, anchor: int, depth: int, width: int) -> list[DraftStep]:
         """The same greedy chain with the `width` (1 to MAX_WIDTH) likeliest tokens of each of its steps."""
@@ -148,6 +181,14 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Free threads and memory."""
+
+
+def check_mark(mark: Mark, sequence: int, length: int) -> None:
+    """Raise ValueError unless `mark` lies in this sequence, within its `length` committed positions."""
+    if mark.sequence != sequence or mark.length > length:
+        raise ValueError(
+            f"a mark at {mark.length} of sequence {mark.sequence} is none of {length} positions of {sequence}"
+        )
 
 
 def check_room(rows: int, length: int, capacity: int) -> None:

@@ -23,11 +23,12 @@ from engine.model.attach_block import attach_block
 from engine.model.backend import Backend
 from engine.model.choose_cuda import open_gpu, refuse_gpu
 from engine.model.config import ModelConfig
+from engine.model.dense import unpacked_bytes
 from engine.model.instructions import ISA_NAMES, refuse_instructions
 from engine.model.native import NativeBackend
 from engine.model.native_moe import unsupported_experts
 from engine.model.native_weights import unsupported_shape
-from engine.model.reference import ReferenceBackend, unpacked_bytes
+from engine.model.reference import ReferenceBackend
 from engine.model.threads import choose_threads, physical_cores
 from engine.numbers import grouped
 from engine.spec.choose_drafter import speculation_words

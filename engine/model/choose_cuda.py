@@ -16,7 +16,7 @@ from engine.load.weights import ModelWeights
 from engine.measure.roof import Roof
 from engine.model.config import ModelConfig
 from engine.model.cuda import CudaBackend
-from engine.model.cuda_memory import give_back_memory
+from engine.model.cuda_memory import device_name, give_back_memory
 from engine.model.cuda_ready import (
     UNPROVEN,
     DeviceMemory,
@@ -70,7 +70,7 @@ def open_gpu(
         if asked:
             raise _refusal(cause) from error
         return f"The GPU is not used, the processor computes: {cause}"
-    name = backend.device_name
+    name = device_name(backend.device)
     place = f"{name}, {backend.library.target.name}" if backend.library else name
     notices = (UNPROVEN, notice) if notice else (UNPROVEN,)
     return OpenedGpu(backend, place, notices, _roof(backend, stage))

@@ -14,10 +14,13 @@ from engine.load.drafter import BlockCheckpoint
 from engine.load.weights import ModelWeights
 from engine.model.backend import (
     VERIFY_ROWS,
+    Backend,
     DraftStep,
+    Mark,
     OperationTime,
     Verified,
     accepted_path,
+    check_mark,
     check_room,
     tree_parents,
 )
@@ -26,11 +29,12 @@ from engine.model.block_waiting import CONTEXT, DRAFT
 from engine.model.byte_model import ByteModel
 from engine.model.config import ModelConfig
 from engine.model.cuda_arena import MAX_ROWS, Arena, PassInputs, cached_positions
-from engine.model.cuda_block import CudaBlock, check_block
+from engine.model.cuda_block import check_block
 from engine.model.cuda_bodies import body_of
-from engine.model.cuda_forward import CudaForward, keep_nothing, products_of
+from engine.model.cuda_drafters import CudaDrafters
+from engine.model.cuda_forward import CudaForward, products_of
 from engine.model.cuda_graphs import Body, CudaGraphs, CudaRecording
-from engine.model.cuda_memory import give_back_memory, wait_until_idle
+from engine.model.cuda_memory import free_bytes, give_back_memory, wait_until_idle
 from engine.model.cuda_mtp import CudaMtp
 from engine.model.cuda_ops import CudaOps
 from engine.model.cuda_state import committed_state
@@ -40,15 +44,15 @@ from engine.model.cuda_times import OperationTimes
 from engine.model.cuda_verified import DeviceVerified, Readback
 from engine.model.cuda_weights import CudaWeights
 from engine.model.engaged import Engaged
-from engine.model.verify_graph import GraphKey, context_class
+from engine.model.verify_graph import GraphKey, context_class, round_shapes
 from kernels.cuda_build import CudaLibrary
 
 _CHAIN = np.arange(-1, VERIFY_ROWS - 1, dtype=np.int32)
-_HELD = ("_arena", "_forward", "_inputs", "_mtp", "_readback", "_block", "_ops")
+_HELD = ("_arena", "_forward", "_inputs", "_drafters", "_readback", "_ops")
 _DRAFTS = ("draft", "extend", CONTEXT, DRAFT)  # kinds of passes of a drafter alone
 
 
-class CudaBackend:
+class CudaBackend(Backend):
     """See `engine.model.backend.Backend`.
 
     A verify pass commits the rows that the pass before left pending and records its own; the accepted path is
@@ -82,11 +86,9 @@ class CudaBackend:
         differ in roundings.
         """
         tokens = tokens or config.vocab_size
-        self.config = config
-        self.capacity = capacity
-        self.length = 0
+        self.config, self.capacity = config, capacity
+        self.length = self.sequence = 0
         self.block: BlockCheckpoint | None = None
-        self._block: CudaBlock | None = None
         self._recorded = (-1, 1)  # depth and width of the rounds captured before the first one
         self.device = torch.device(device)
         self.library = library
@@ -115,23 +117,46 @@ class CudaBackend:
             self._forward = CudaForward(config, placed, self._arena, self._ops, tokens)
         self._inputs = PassInputs.of(self._arena.inputs.host)
         self._inputs.parents[:] = _CHAIN
-        self._mtp = CudaMtp(self._arena, capacity, tokens)
+        self._drafters = CudaDrafters(CudaMtp(self._arena, capacity, tokens))
         self._readback = Readback(self._arena.best, self._arena.logits[:, :tokens])
         self.reset(speculate=False)
 
     @torch.no_grad()
     def reset(self, *, speculate: bool) -> None:
         self.length = 0
+        self.sequence += 1
         self._parity = 0
         self._pending: Sequence[int] = ()
         self._verified: list[int] = []
         self._tree: Sequence[int] | None = None  # parents of the verified rows, None for a chain
         self._pass_rows = 0  # of the latest trunk pass, whose tokens lie in the arena
-        self._mtp.reset(active=speculate)
-        if self._block is not None:
-            self._block.reset(active=speculate)
+        self._drafters.reset(active=speculate)
         self._arena.delta.states.zero_()
         self._arena.delta.tails.zero_()
+
+    def mark_bytes(self) -> int:
+        return self._arena.delta.states.nbytes + self._arena.delta.tails.nbytes
+
+    def free_bytes(self) -> int:
+        return free_bytes(self.device)
+
+    @torch.no_grad()
+    def mark(self) -> Mark:
+        self._flush()
+        delta = self._arena.delta
+        state = delta.states.clone(), delta.tails.clone(), self._drafters.mark(self._run)
+        return Mark(self.sequence, self.length, state)
+
+    @torch.no_grad()
+    def resume(self, mark: Mark | None, *, speculate: bool) -> None:
+        if mark is not None:
+            check_mark(mark, self.sequence, self.length)
+            states, tails, _ = mark.state
+            self._arena.delta.states.copy_(states)
+            self._arena.delta.tails.copy_(tails)
+            self.length, self._pending = mark.length, ()
+        self._verified = []
+        self._drafters.resume(mark, active=speculate, length=self.length)
 
     @torch.no_grad()
     def prefill(self, ids: Sequence[int]) -> Verified:
@@ -142,9 +167,7 @@ class CudaBackend:
             if len(part) > VERIFY_ROWS:
                 self._flush()
                 self._pass("prefill", part)
-                self._mtp.add(self._run, range(len(part)), part)
-                if self._block is not None:
-                    self._block.add(self._run, range(len(part)))
+                self._drafters.add(self._run, range(len(part)), part)
                 self.length += len(part)
                 last = 0
             else:
@@ -178,39 +201,31 @@ class CudaBackend:
             self._flush(in_round=True)
             self._engaged.count("commit passes")
 
-    def draft(self, anchor: int, depth: int) -> list[int]:
-        return [step.tokens[0] for step in self.draft_steps(anchor, depth, 1)]
-
     @torch.no_grad()
     def draft_steps(self, anchor: int, depth: int, width: int) -> list[DraftStep]:
-        return self._mtp.draft(self._run, anchor, depth, width)
+        return self._drafters.mtp.draft(self._run, anchor, depth, width)
 
     @torch.no_grad()
     def attach_block(self, block: BlockCheckpoint) -> None:
         check_block(block.config)
         self._graphs.clear()  # passes recorded before keep no streams
-        made = CudaBlock(block.config, block.weights, self._forward, capacity=self.capacity)
-        self._block, self._forward.keep = made, made.keep
         try:
-            made.try_out(self._run)
+            self._drafters.attach(self._run, block, self._forward, self.capacity)
         except BaseException:
-            self._block, self._forward.keep = None, keep_nothing
             self._graphs.clear()  # those of its passes hold its buffers
             raise
         self.block = block
         self.record_rounds(*self._recorded)
 
     def block_room(self) -> int:
-        return 0 if self._block is None else self._block.room()
+        return self._drafters.room()
 
     @torch.no_grad()
     def draft_block(self, anchor: int, width: int) -> BlockRows:
-        if self._block is None:
-            raise ValueError("no block drafter is attached")
-        return self._block.draft(self._run, anchor, width)
+        return self._drafters.draft_block(self._run, anchor, width)
 
     def block_bytes(self) -> int:
-        return 0 if self._block is None else self._block.draft_bytes()
+        return self._drafters.block_bytes()
 
     def round_bytes(self, rows: int, drafted: int) -> int:
         return self._bytes.round_bytes(
@@ -248,27 +263,16 @@ class CudaBackend:
         self._most_recorded_tokens = knobs.number("GRAPH_MAX_CTX")
         self._commit_in_verify = knobs.flag("COMMIT_IN_VERIFY")
 
-    @property
-    def device_name(self) -> str:
-        """What the device is called."""
-        if self.device.type != "cuda":
-            return self.device.type
-        return torch.cuda.get_device_name(self.device)
-
     def engaged(self) -> dict[str, int]:
         return self._engaged.counts()
 
     @torch.no_grad()
     def record_rounds(self, depth: int, width: int = 1) -> None:
-        """Capture rounds of up to `depth` drafted tokens, so that the first ones are fast; -1 captures nothing.
-
-        `width`: candidates of each drafted token; more than one make trees. Of an empty sequence only.
-        """
+        """Capture the passes of `round_shapes`, of an empty sequence; depth -1 captures nothing."""
         self._recorded = (depth, width)
         counts, keys = range(1, depth + 2), []
         if self._replay:
-            shapes = [("chain", rows) for rows in counts]
-            shapes += [("tree", 1 + depth * width)] if depth > 0 and width > 1 else []
+            shapes = round_shapes(depth, width)
             keys += [self._key(*shape, parity) for shape in shapes for parity in (0, 1)]
         if self._replay_drafts and depth > 0 and self._arena.mtp_kv is not None:
             keys += [self._key("draft", rows, 0, steps=depth, width=width) for rows in counts]
@@ -288,11 +292,8 @@ class CudaBackend:
     def committed_state(self) -> dict[str, Tensor]:
         """Copies of everything committed, by name, on the CPU; see `NativeBackend.committed_state`."""
         self._flush()
-        self._mtp.flush(self._run)
-        state = committed_state(self._arena, self.config, self.length)
-        if self._arena.mtp_kv is not None:
-            state["mtp keys"], state["mtp values"] = self._mtp.read()
-        return state
+        entries = self._drafters.mtp_entries(self._run)
+        return committed_state(self._arena, self.config, self.length, entries)
 
     def _begin(self, ids: Sequence[int]) -> None:
         """Check the room; rows verified before and not committed are gone."""
@@ -315,9 +316,7 @@ class CudaBackend:
         self._pending = path
         # The next pass owns the other record set and finds these rows in this one.
         self._parity = 1 - self._parity
-        self._mtp.add(self._run, path, ids, in_round=in_round)
-        if self._block is not None:
-            self._block.add(self._run, path, in_round=in_round)
+        self._drafters.add(self._run, path, ids, in_round=in_round)
         self.length += len(path)
 
     def _flush(self, *, in_round: bool = False) -> None:
@@ -382,7 +381,8 @@ class CudaBackend:
         return GraphKey(kind, rows, context, self._signature, parity, steps, width)
 
     def _body(self, key: GraphKey) -> Body:
-        return body_of(key, self._forward, self._block, length=self.length, first=self._mtp.first)
+        block, first = self._drafters.block, self._drafters.mtp.first
+        return body_of(key, self._forward, block, length=self.length, first=first)
 
     def _capture(self, key: GraphKey) -> CudaRecording:
         if self._pending and key.kind in ("chain", "tree"):
@@ -393,8 +393,8 @@ class CudaBackend:
             self._stage()
         recording = CudaRecording(self._ops, self._body(key), self.device)
         pending = self._forward.inputs.count
-        pool = self._graphs.pool
-        assert pool is not None
-        recording.capture(pool, settle=lambda: pending.zero_(), restore=self._arena.inputs.upload)
+        recording.capture(
+            self._graphs.pool, settle=pending.zero_, restore=self._arena.inputs.upload
+        )
         self._engaged.count("graph captures")
         return recording

@@ -48,7 +48,7 @@ class CudaRecording:
         else:
             self._graph.replay()
 
-    def capture(self, pool: tuple[int, int], settle: Body, restore: Body) -> None:
+    def capture(self, pool: tuple[int, int] | None, settle: Body, restore: Body) -> None:
         """Record the body in a graph over the memory pool `pool`.
 
         The body runs once before, so that kernels are compiled and libraries are set up: `settle` makes that

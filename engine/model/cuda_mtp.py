@@ -38,9 +38,10 @@ class CudaMtp(MtpEntries):
         """The position of the first waiting row."""
         return self._queue.written
 
-    def read(self) -> tuple[Tensor, Tensor]:
+    def read(self) -> tuple[Tensor, Tensor] | None:
         cache = self._arena.mtp_kv
-        assert cache is not None
+        if cache is None:
+            return None
         count = max(0, self._queue.positions - 1)
         keys, values = (part[:, :count].transpose(0, 1) for part in (cache.keys, cache.values))
         return keys.cpu().clone(), values.cpu().clone()

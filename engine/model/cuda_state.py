@@ -10,11 +10,13 @@ from engine.model.config import ModelConfig
 from engine.model.cuda_arena import Arena
 
 
-def committed_state(arena: Arena, config: ModelConfig, length: int) -> dict[str, Tensor]:
-    """Everything committed of the trunk, by name, on the CPU, with nothing pending.
+def committed_state(
+    arena: Arena, config: ModelConfig, length: int, mtp_entries: tuple[Tensor, Tensor] | None
+) -> dict[str, Tensor]:
+    """Everything committed, by name, on the CPU, with nothing pending.
 
     "length"; "state N" and "tail N" of delta layers; "keys N" and "values N" [length, heads, dim] of attention
-    layers.
+    layers; "mtp keys" and "mtp values" of every position but the last, where the model has that head.
     """
     state: dict[str, Tensor] = {"length": torch.tensor(length)}
     for place, layer in enumerate(config.gdn_layers):
@@ -24,4 +26,6 @@ def committed_state(arena: Arena, config: ModelConfig, length: int) -> dict[str,
         cache = arena.kv.layer(place)
         for name, part in (("keys", cache.keys), ("values", cache.values)):
             state[f"{name} {layer}"] = part[:, :length].transpose(0, 1).cpu().clone()
+    if mtp_entries is not None:
+        state["mtp keys"], state["mtp values"] = mtp_entries
     return state

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+import math
+from collections.abc import Container, Mapping
 from dataclasses import fields, replace
 from typing import TypeVar
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.load.stored import Dense, Fp8Block, Fp8Row, Nvfp4
+from engine.load.weights import ModelWeights, parts_of
 
 _EXACT = ("a_log", "dt_bias", "gdn_norm")
 
@@ -32,6 +34,40 @@ def first_unsound(record: object) -> str:
         if found:
             return found
     return ""
+
+
+def first_suspect(weights: ModelWeights, head: Tensor, states: Mapping[int, Tensor]) -> str:
+    """The first place that holds a NaN or an infinity, in words.
+
+    Args:
+        weights: a record of `in_dtype`.
+        head: the output head, dense.
+        states: the recurrent state of every delta layer.
+    """
+    if not weights.embed.isfinite().all():
+        return "the token embedding"
+    for index, layer in enumerate(weights.layers):
+        unsound = first_unsound(layer)
+        if unsound:
+            return f"layer {index}, {unsound}"
+    for index, state in states.items():
+        if not state.isfinite().all():
+            return f"layer {index}, recurrent state"
+    if not weights.final_norm.isfinite().all():
+        return "the final norm"
+    if not head.isfinite().all():
+        return "the output head"
+    return "the state of this sequence; every weight is sound"
+
+
+def unpacked_bytes(weights: ModelWeights, dtype: torch.dtype) -> int:
+    """Bytes that dense linears in dtype and a float32 head take beside the stored weights."""
+    item, total = dtype.itemsize, 4 * math.prod(weights.head_linear.shape)
+    for part in parts_of(weights):
+        plain = part if isinstance(part, Tensor) else getattr(part, "weight", None)
+        if plain is None or plain.dtype != dtype:
+            total += item * math.prod(part.shape)
+    return total
 
 
 def in_dtype(record: Record, dtype: torch.dtype, keep: Container[str] = _EXACT) -> Record:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,6 +17,16 @@ from engine.model.mtp_queue import MtpQueue
 from engine.model.run_pass import RunPass
 
 Rows = np.ndarray | Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class MtpMark:
+    """A place in the head's sequence: entries up to it, and a copy of the hidden row that waits behind them."""
+
+    queue: MtpQueue
+    begun: int
+    written: int
+    row: Tensor
 
 
 class MtpEntries(ABC):
@@ -59,6 +70,26 @@ class MtpEntries(ABC):
     def reset(self, *, active: bool) -> None:
         """An empty sequence; `active` keeps the cache in step with it."""
         self._queue = MtpQueue(active and self._present)
+
+    def mark(self, run: RunPass) -> MtpMark | None:
+        """The place behind the committed rows; None where nothing is kept."""
+        queue = self._queue
+        if not queue.active or not queue.positions:
+            return None
+        if queue.paired_with is not None:
+            queue.unpair()
+        self.flush(run)
+        row = torch.as_tensor(self._waiting[0]).clone()
+        return MtpMark(queue, queue.begun, queue.written, row)
+
+    def resume(self, mark: MtpMark | None, *, active: bool) -> None:
+        """Go on behind a mark of this sequence whose entries are still there, else with an empty cache."""
+        queue = self._queue
+        if active and mark is not None and mark.queue is queue and mark.begun == queue.begun:
+            queue.go_back(mark.written)
+            torch.as_tensor(self._waiting[0]).copy_(mark.row)
+        else:
+            self.reset(active=active)
 
     def add(
         self, run: RunPass, path: Sequence[int], ids: Sequence[int], *, in_round: bool = False
@@ -118,8 +149,11 @@ class MtpEntries(ABC):
             self._extend(run, self._queue.following)
 
     @abstractmethod
-    def read(self) -> tuple[Tensor, Tensor]:
-        """Copies of the entries, keys and values [positions - 1, kv heads, head dim], after a `flush`."""
+    def read(self) -> tuple[Tensor, Tensor] | None:
+        """Copies of the entries, keys and values [positions - 1, kv heads, head dim], after a `flush`.
+
+        None without an MTP head.
+        """
 
     def _fill(self, next_ids: Sequence[int]) -> None:
         """What the next pass reads: the tokens behind its rows, and where it and further steps start."""

@@ -21,12 +21,14 @@ ROWS_KEPT = 64  # of a sequence that starts anew
 class MtpQueue:
     """Bookkeeping alone; the hidden rows lie in a buffer of the backend, waiting ones first.
 
-    written: entries in the cache. waiting: hidden rows without an entry. following: the tokens behind all
-    waiting rows but the last. paired_with: the anchor that the last entry was written with, when nothing waits.
+    written: entries in the cache. begun: how often it started anew. waiting: hidden rows without an entry.
+    following: the tokens behind all waiting rows but the last. paired_with: the anchor that the last entry was
+    written with, when nothing waits.
     """
 
     active: bool
     written: int = 0
+    begun: int = 0
     waiting: int = 0
     following: list[int] = field(default_factory=list)
     paired_with: int | None = None
@@ -56,6 +58,7 @@ class MtpQueue:
         del self.following[:first]
         self.waiting -= first
         self.written = 0
+        self.begun += 1
         return first
 
     def pair_last(self, anchor: int) -> None:
@@ -63,6 +66,12 @@ class MtpQueue:
         self.write(self.waiting)
         self.following.clear()
         self.paired_with = anchor
+
+    def go_back(self, written: int) -> None:
+        """To `written` entries and the one row behind them that waits."""
+        self.written, self.waiting = written, 1
+        self.following.clear()
+        self.paired_with = None
 
     def unpair(self) -> None:
         """The last entry was written with a token that did not come: its row waits again."""

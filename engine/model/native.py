@@ -16,10 +16,13 @@ from engine.load.weights import ModelWeights
 from engine.model.arena import MAX_ROWS, Arena
 from engine.model.backend import (
     VERIFY_ROWS,
+    Backend,
     DraftStep,
+    Mark,
     OperationTime,
     Verified,
     accepted_path,
+    check_mark,
     check_room,
     tree_parents,
 )
@@ -32,22 +35,22 @@ from engine.model.engaged import Engaged
 from engine.model.native_commit import CommitWay, NativeCommits
 from engine.model.native_drafters import NativeDrafters
 from engine.model.native_forward import NativeForward
+from engine.model.native_state import committed_state
 from engine.model.native_weights import NativeWeights
 from engine.model.pass_times import PassTimes
 from engine.model.projection import Packing
 from engine.model.steps import PassTape
 from engine.model.suspect import first_suspect
 from engine.model.switches import Switches
-from engine.model.verify_graph import GraphKey, VerifyGraphs, context_class
+from engine.model.verify_graph import GraphKey, VerifyGraphs, context_class, round_shapes
 from kernels.build import NativeBuildError
-from kernels.gated_delta.buffers import state_from_tiles
 from kernels.tape import Pool
 
 _DRAFTS = frozenset(("draft", "extend", DRAFT, CONTEXT))  # kinds of passes of drafters alone
 _NO_RECORDS = _DRAFTS | {"head", "replay"}  # kinds that touch no record set
 
 
-class NativeBackend:
+class NativeBackend(Backend):
     """See `engine.model.backend.Backend`.
 
     Rows of a verify pass are recorded, not committed: `commit` only names the rows to keep, and the next pass
@@ -77,7 +80,7 @@ class NativeBackend:
         tokens = tokens or config.vocab_size
         self.config = config
         self.capacity = capacity
-        self.length = 0
+        self.length = self.sequence = 0
         self.pool = pool
         self._found_threads = 0  # before a switch asked for a number of its own
         self._graphs: VerifyGraphs[PassTape] = VerifyGraphs()
@@ -117,6 +120,7 @@ class NativeBackend:
 
     def reset(self, *, speculate: bool) -> None:
         self.length = 0
+        self.sequence += 1
         self._commits.reset()
         self._verified: list[int] = []
         self._tree: Sequence[int] | None = None  # parents of the verified rows, None for a chain
@@ -125,6 +129,23 @@ class NativeBackend:
         for buffers in self._arena.delta.values():
             buffers.state.recurrent.zero_()
             buffers.state.tail.zero_()
+
+    def mark_bytes(self) -> int:
+        return self._commits.state_bytes()
+
+    def mark(self) -> Mark:
+        self._commits.flush(self._run, self.length)
+        state = self._commits.states(), self._drafters.mark(self._run)
+        return Mark(self.sequence, self.length, state)
+
+    def resume(self, mark: Mark | None, *, speculate: bool) -> None:
+        if mark is not None:
+            check_mark(mark, self.sequence, self.length)
+            states, _ = mark.state
+            self._commits.go_back(states)
+            self.length = mark.length
+        self._verified = []
+        self._drafters.resume(self._run, mark, active=speculate, length=self.length)
 
     def prefill(self, ids: Sequence[int]) -> Verified:
         self._begin(ids)
@@ -171,9 +192,6 @@ class NativeBackend:
         self._commits.keep(self._run, self._commit_way, path, self.length, replay)
         self.length += len(path)
 
-    def draft(self, anchor: int, depth: int) -> list[int]:
-        return [step.tokens[0] for step in self.draft_steps(anchor, depth, 1)]
-
     def draft_steps(self, anchor: int, depth: int, width: int) -> list[DraftStep]:
         return self._drafters.steps(self._run, anchor, depth, width)
 
@@ -206,8 +224,7 @@ class NativeBackend:
         return self._drafters.draft_block(self._run, anchor, width)
 
     def block_bytes(self) -> int:
-        block = self._drafters.block
-        return 0 if block is None else block.draft_bytes()
+        return self._drafters.block_bytes()
 
     def round_bytes(self, rows: int, drafted: int) -> int:
         way, moe = self._commit_way, self._arena.moe
@@ -253,13 +270,8 @@ class NativeBackend:
         return self._engaged.counts()
 
     def record_rounds(self, depth: int, width: int = 1) -> None:
-        """Record the passes of rounds of up to `depth` drafted tokens, so that the first ones are fast.
-
-        `width`: candidates of each drafted token; more than one make trees.
-        """
-        shapes = [("chain", rows) for rows in range(1, depth + 2)]
-        if depth and width > 1:
-            shapes.append(("tree", 1 + depth * width))
+        """Record the passes of `round_shapes`, so that the first rounds are fast."""
+        shapes = round_shapes(depth, width)
         if self._commit_way.replay:
             shapes += [("replay", rows) for rows in range(1, depth + 2)]
         for kind, rows in shapes if self._replay else ():
@@ -291,23 +303,10 @@ class NativeBackend:
         self.pool.close()
 
     def committed_state(self) -> dict[str, Tensor]:
-        """Copies of everything committed, by name: for tests and tools.
-
-        "state N" float32 [Hv, dk, dv] and "tail N" of delta layers; "keys N" and "values N" of attention
-        layers; "mtp keys" and "mtp values" of every position but the last.
-        """
+        """Copies of everything committed, by name: for tests and tools; see `native_state.committed_state`."""
         self._commits.flush(self._run, self.length)
-        arena = self._arena
-        state: dict[str, Tensor] = {"length": torch.tensor(self.length)}
-        for layer, buffers in arena.delta.items():
-            state[f"state {layer}"] = state_from_tiles(buffers.state.recurrent)
-            state[f"tail {layer}"] = buffers.state.tail.clone()
-        for layer, cache in arena.kv.items():
-            state[f"keys {layer}"], state[f"values {layer}"] = cache.read(self.length)
-        if arena.mtp_kv is not None:
-            entries = self._drafters.mtp_entries(self._run)
-            state["mtp keys"], state["mtp values"] = entries
-        return state
+        entries = self._drafters.mtp_entries(self._run)
+        return committed_state(self._arena, self.length, entries)
 
     def _begin(self, ids: Sequence[int]) -> None:
         """Check the room; rows verified before and not committed are gone."""

@@ -51,6 +51,20 @@ class NativeCommits:
         self.parity = 0  # the record set that the next pass owns
         self.applied()
 
+    def states(self) -> list[Tensor]:
+        """Copies of the recurrent states and convolution tails, with nothing pending."""
+        return [state.clone() for state in self._arena_states()]
+
+    def state_bytes(self) -> int:
+        """Bytes of those copies."""
+        return sum(state.nbytes for state in self._arena_states())
+
+    def go_back(self, states: list[Tensor]) -> None:
+        """Put copies back; what is pending is gone."""
+        for state, kept in zip(self._arena_states(), states, strict=True):
+            state.copy_(kept)
+        self.reset()
+
     def applied(self) -> None:
         """A pass took what was pending."""
         self._count[0] = 0
@@ -68,7 +82,7 @@ class NativeCommits:
         `replay()` runs their tokens through a pass that commits at once, behind `length` positions.
         """
         both = way.by_record and way.replay
-        before = self._states() if both else []
+        before = self.states() if both else []
         if way.by_record:
             if len(path) > 1:  # the first row of a path is always row 0
                 self._rows[: len(path)] = path
@@ -101,14 +115,11 @@ class NativeCommits:
         states = [buffers.state for buffers in self._arena.delta.values()]
         return [part for state in states for part in (state.recurrent, state.tail)]
 
-    def _states(self) -> list[Tensor]:
-        return [state.clone() for state in self._arena_states()]
-
     def _committed(self, length: int, rows: int) -> list[Tensor]:
         """Copies of the states and of the keys and values of `rows` positions behind `length`."""
         caches = self._arena.kv.values()
         entries = [part for cache in caches for part in cache.read(length + rows, length)]
-        return [*self._states(), *entries]
+        return [*self.states(), *entries]
 
     def _compare(self, recorded: list[Tensor], replayed: list[Tensor]) -> None:
         pairs = zip(recorded, replayed, strict=True)

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from engine.model.arena import Arena
-from engine.model.backend import DraftStep
+from engine.model.backend import DraftStep, Mark
 from engine.model.block_forward import BlockRows
 from engine.model.block_native import NativeBlock
+from engine.model.mtp_entries import MtpMark
 from engine.model.native_mtp import NativeMtp
 from engine.model.rows_aside import RowsAside
 from engine.model.run_pass import RunPass
@@ -30,6 +31,7 @@ class NativeDrafters:
         self.block: NativeBlock | None = None
         self._hidden = () if arena.mtp_kv is None else (arena.hidden,)
         self._aside = RowsAside(*self._hidden)
+        self._active = False
 
     def attach(self, block: NativeBlock) -> None:
         """Keep a block drafter in step too, from the next reset on; recordings must be made anew."""
@@ -38,10 +40,28 @@ class NativeDrafters:
 
     def reset(self, *, active: bool) -> None:
         """An empty sequence; `active`: somebody may draft in it."""
+        self._active = active
         self._mtp.reset(active=active)
         if self.block is not None:
             self.block.reset(active=active)
         self._aside.reset(active=active)
+
+    def mark(self, run: RunPass) -> MtpMark | None:
+        """The place of the MTP head behind what is committed."""
+        self.catch_up(run)
+        return self._mtp.mark(run)
+
+    def resume(self, run: RunPass, mark: Mark | None, *, active: bool, length: int) -> None:
+        """See `Backend.resume`; of the mark's state the last part is that of `mark` here."""
+        live = mark is None and active == self._active
+        if live:
+            self.catch_up(run)
+        else:
+            self._active = active
+            self._mtp.resume(mark and mark.state[-1], active=active)
+            self._aside.reset(active=active)
+        if self.block is not None and not (live and self.block.active == active):
+            self.block.reset(active=active, length=length)
 
     def tap(self, stream: int) -> Tensor | None:
         """See `NativeBlock.tap`."""
@@ -97,7 +117,11 @@ class NativeDrafters:
         self.catch_up(run)
         return self.block.draft(run, anchor, width)
 
-    def mtp_entries(self, run: RunPass) -> tuple[Tensor, Tensor]:
+    def block_bytes(self) -> int:
+        """See `Backend.block_bytes`."""
+        return 0 if self.block is None else self.block.draft_bytes()
+
+    def mtp_entries(self, run: RunPass) -> tuple[Tensor, Tensor] | None:
         """Keys and values of all positions but the last, written by then; see `MtpEntries.read`."""
         self.catch_up(run)
         self._mtp.flush(run)

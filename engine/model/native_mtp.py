@@ -34,8 +34,9 @@ class NativeMtp(MtpEntries):
             present=arena.mtp_kv is not None,
         )
 
-    def read(self) -> tuple[Tensor, Tensor]:
-        assert self._cache is not None
+    def read(self) -> tuple[Tensor, Tensor] | None:
+        if self._cache is None:
+            return None
         return self._cache.read(max(0, self._queue.positions - 1))
 
     def _picked(self, path: Sequence[int]) -> np.ndarray:

@@ -10,7 +10,6 @@ position behind its parent's: in depth-first order all it reads there are its an
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,14 +25,16 @@ from engine.load.weights import (
     GdnLayerWeights,
     ModelWeights,
     MtpWeights,
-    parts_of,
 )
 from engine.model.backend import (
     MAX_DRAFT,
     MAX_WIDTH,
+    Backend,
     DraftStep,
+    Mark,
     Verified,
     accepted_path,
+    check_mark,
     check_room,
     tree_parents,
 )
@@ -41,7 +42,7 @@ from engine.model.block_forward import BlockRows
 from engine.model.block_reference import ReferenceBlock
 from engine.model.byte_model import ByteModel
 from engine.model.config import ModelConfig
-from engine.model.dense import first_unsound, in_dtype
+from engine.model.dense import first_suspect, in_dtype
 from engine.model.moe_reference import mlp
 from kernels.attention.reference import attention
 from kernels.bf16_linear.reference import linear
@@ -69,7 +70,7 @@ class _Row:
     streams: Tensor  # [1, taps * hidden], those that a block drafter reads
 
 
-class ReferenceBackend:
+class ReferenceBackend(Backend):
     """See `engine.model.backend.Backend`."""
 
     name = "reference"
@@ -87,7 +88,7 @@ class ReferenceBackend:
         self._tokens = tokens or config.vocab_size
         self.config = config
         self.capacity = capacity
-        self.length = 0
+        self.length = self.sequence = 0
         self._dtype = dtype
         self._bytes = ByteModel.of(config, weights)
         self._weights = in_dtype(weights, dtype)
@@ -109,6 +110,7 @@ class ReferenceBackend:
 
     def reset(self, *, speculate: bool) -> None:
         self.length = 0
+        self.sequence += 1
         self._recurrent = {
             layer: RecurrentState.zeros(self.config, self._dtype)
             for layer in self.config.gdn_layers
@@ -122,6 +124,28 @@ class ReferenceBackend:
             self._block.reset(active=speculate)
         # Hidden row of the last committed position; its MTP row waits for the token that follows it.
         self._last_hidden: Tensor | None = None
+
+    def mark_bytes(self) -> int:
+        return sum(each.state.nbytes + each.tail.nbytes for each in self._recurrent.values())
+
+    def mark(self) -> Mark:
+        # Every pass makes new states, so that the present ones need no copy.
+        head = self._speculate, self._mtp_kv.length, self._last_hidden
+        return Mark(self.sequence, self.length, (self._recurrent, head))
+
+    def resume(self, mark: Mark | None, *, speculate: bool) -> None:
+        head = self._speculate, self._mtp_kv.length, self._last_hidden
+        if mark is not None:
+            check_mark(mark, self.sequence, self.length)
+            self._recurrent, head = mark.state
+            self.length = mark.length
+        self._verified = []
+        self._speculate = speculate and self._weights.mtp is not None
+        _, self._mtp_kv.length, self._last_hidden = (
+            head if head[0] == self._speculate else (False, 0, None)
+        )
+        if self._block is not None and not (mark is None and self._block.active == speculate):
+            self._block.reset(active=speculate, length=self.length)
 
     @torch.inference_mode()
     def prefill(self, ids: Sequence[int]) -> Verified:
@@ -164,9 +188,6 @@ class ReferenceBackend:
             self._remember(row.hidden, [row.token])
         if self._block is not None:
             self._block.take(torch.cat([row.streams for row in kept]))
-
-    def draft(self, anchor: int, depth: int) -> list[int]:
-        return [step.tokens[0] for step in self.draft_steps(anchor, depth, 1)]
 
     @torch.inference_mode()
     def draft_steps(self, anchor: int, depth: int, width: int) -> list[DraftStep]:
@@ -222,20 +243,8 @@ class ReferenceBackend:
 
     @torch.inference_mode()
     def suspect_layer(self) -> str:
-        if not self._weights.embed.isfinite().all():
-            return "the token embedding"
-        for index, layer in enumerate(self._weights.layers):
-            unsound = first_unsound(layer)
-            if unsound:
-                return f"layer {index}, {unsound}"
-        for index, recurrent in self._recurrent.items():
-            if not recurrent.state.isfinite().all():
-                return f"layer {index}, recurrent state"
-        if not self._weights.final_norm.isfinite().all():
-            return "the final norm"
-        if not self._head.isfinite().all():
-            return "the output head"
-        return "the state of this sequence; every weight is sound"
+        states = {index: each.state for index, each in self._recurrent.items()}
+        return first_suspect(self._weights, self._head, states)
 
     def operation_times(self) -> str:
         return "PyTorch operations run, and only the native kernels are timed one by one"
@@ -379,16 +388,6 @@ class ReferenceBackend:
         residual, normed = add_rms_norm(residual, mixed, mtp.layer.post_norm, eps)
         out = mlp(mtp.layer, normed, self.config.experts_per_token)
         return add_rms_norm(residual, out, mtp.norm, eps)[1]
-
-
-def unpacked_bytes(weights: ModelWeights, dtype: torch.dtype) -> int:
-    """Bytes that this backend holds beside the stored weights: dense linears in dtype and a float32 head."""
-    item, total = dtype.itemsize, 4 * math.prod(weights.head_linear.shape)
-    for part in parts_of(weights):
-        plain = part if isinstance(part, Tensor) else getattr(part, "weight", None)
-        if plain is None or plain.dtype != dtype:
-            total += item * math.prod(part.shape)
-    return total
 
 
 def _apply(weight: Dense, x: Tensor) -> Tensor:

@@ -43,6 +43,12 @@ def context_class(tokens: int) -> int:
     return size
 
 
+def round_shapes(depth: int, width: int) -> list[tuple[str, int]]:
+    """(kind, rows) of verify passes with up to `depth` drafted tokens of `width` candidates each."""
+    chains = [("chain", rows) for rows in range(1, depth + 2)]
+    return [*chains, ("tree", 1 + depth * width)] if depth > 0 and width > 1 else chains
+
+
 R = TypeVar("R", bound=Recording)
 
 

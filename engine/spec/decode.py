@@ -67,11 +67,13 @@ class DecodeLoop:
         self._most = VERIFY_ROWS - 1
         self.stop_ids = stop_ids
         self.anchor = -1
+        self.written: list[int] = []  # every token chosen, the anchor last
 
     def begin(self, prefilled: Verified, prompt: Sequence[int] = ()) -> int:
         """Choose the first token from the prompt's last row; the drafter starts from the prompt's tokens."""
         self._follow_from = self._backend.length
         self.anchor = self._choose(prefilled, 0, self._backend.length)
+        self.written = [self.anchor]
         self.use(self.drafter, prompt)
         return self.anchor
 
@@ -129,6 +131,7 @@ class DecodeLoop:
                 drafter.settle(RoundOutcome(done, path, tokens, draft_s * 1e3, verify_s * 1e3))
             draft_s += time.perf_counter() - after_commit
         self.anchor = tokens[-1]
+        self.written.extend(tokens)
         return Round(
             tokens=tokens,
             drafted=rows - 1,

@@ -80,7 +80,7 @@ def drafted(backend: CudaBackend, folder: Path) -> dict[str, Tensor]:
     backend.prefill(PROMPT)
     rows = backend.draft_block(ROWS[0], 5)
     parts = {"logits": torch.from_numpy(rows.logits), "selector": torch.from_numpy(rows.projected)}
-    for at, (keys, values) in enumerate(backend._block.context(backend._run)):
+    for at, (keys, values) in enumerate(backend._drafters.block.context(backend._run)):
         parts |= {f"keys {at}": keys.float(), f"values {at}": values.float()}
     return parts
 

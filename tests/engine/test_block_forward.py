@@ -22,6 +22,7 @@ from engine.model.backend import Backend
 from engine.model.block_reference import ReferenceBlock
 from engine.model.block_waiting import WaitingRows
 from engine.model.dense import in_dtype
+from engine.model.cuda import CudaBackend
 from engine.model.native import NativeBackend
 from engine.model.reference import ReferenceBackend
 from engine.spec.block import BlockDrafter
@@ -60,7 +61,7 @@ def block_of(backend: Backend) -> WaitingRows | ReferenceBlock:
     if isinstance(backend, NativeBackend):
         backend.block_room()
         return backend._drafters.block
-    return backend._block
+    return backend._drafters.block if isinstance(backend, CudaBackend) else backend._block
 
 
 def context(backend: Backend) -> list[Tensor]:

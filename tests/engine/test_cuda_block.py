@@ -78,10 +78,11 @@ def test_a_tree_leaves_the_bits_of_single_rows(loaded: Loaded, drafter: BlockChe
 
 def test_a_number_that_is_none_names_no_token(loaded: Loaded, drafter: BlockCheckpoint) -> None:
     backend = shared.following(KIND, loaded, drafter)
+    values = backend._drafters.block._kv.values
     backend.draft_block(IDS[PROMPT], 16)
-    backend._block._kv.values[:, :, PROMPT + 20] = torch.nan  # behind the block: no row sees it
+    values[:, :, PROMPT + 20] = torch.nan  # behind the block: no row sees it
     assert (backend.draft_block(IDS[PROMPT], 8).tokens >= 0).all()
-    backend._block._kv.values[:, :, PROMPT - 1] = torch.nan
+    values[:, :, PROMPT - 1] = torch.nan
     assert (backend.draft_block(IDS[PROMPT], 8).tokens == -1).all()
 
 

@@ -94,14 +94,14 @@ def test_no_pass_meets_a_tensor_of_the_host(
     mode = FakeTensorMode()
     move = Moved(mode)
     move(backend._forward)
-    move(backend._block)
+    move(backend._drafters.block)
     library.device = ELSEWHERE
     backend._ops.paths_of = lambda parents, tree: None  # a kernel's on every GPU
     assert backend._arena.delta.states.device == ELSEWHERE
     for kind, rows in PASSES:
         key = GraphKey(kind, rows, 1024, "", 0, steps=3, width=2)
         with mode, torch.no_grad():
-            body_of(key, backend._forward, backend._block, length=7, first=2)()
+            body_of(key, backend._forward, backend._drafters.block, length=7, first=2)()
     kept = backend._ops.norm
     backend._ops.norm = lambda x, weight, out, rows: kept(
         x, torch.ones_like(weight, device="cpu"), out, rows
