@@ -21,8 +21,8 @@ from engine.load.drafter import BlockCheckpoint
 from engine.model.backend import Backend
 from engine.model.block_reference import ReferenceBlock
 from engine.model.block_waiting import WaitingRows
-from engine.model.dense import in_dtype
 from engine.model.cuda import CudaBackend
+from engine.model.dense import in_dtype
 from engine.model.native import NativeBackend
 from engine.model.reference import ReferenceBackend
 from engine.spec.block import BlockDrafter
