@@ -9,7 +9,7 @@ from string import Template
 
 
 def style_sheet(colors: Mapping[str, str], base_pt: float, *, icons: Path, check: str) -> str:
-    """The application's style sheet for a palette and a base font size in points.
+    """The window's style sheet for a palette and a base font size in points.
 
     `icons`: the folder of the arrows; `check`: the file there that is the tick of a checked box.
     """

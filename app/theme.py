@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject, Qt, Signal, Slot
 from PySide6.QtGui import QColor, QFont, QFontDatabase, QPalette
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QWidget
 
 from app.icons import ICON_DIR
 from app.style import style_sheet
@@ -72,6 +72,7 @@ class Theme(QObject):
     """
 
     changed = Signal()
+    _sheet_changed = Signal(str)
 
     def __init__(self, app: QApplication, choice: str = "system") -> None:
         super().__init__(app)
@@ -90,6 +91,14 @@ class Theme(QObject):
             raise ValueError(f"unknown theme {choice!r}; one of {', '.join(CHOICES)}")
         self.choice = choice
         self._apply()
+
+    def dress(self, window: QWidget) -> None:
+        """Give a window and all that it opens the style sheet, now and at every switch.
+
+        The application's own would make Qt restyle each widget again for every widget that it lies in.
+        """
+        window.setStyleSheet(self._sheet)
+        self._sheet_changed.connect(window.setStyleSheet)
 
     def color(self, token: str) -> str:
         """Hex colour of a token in the palette in force."""
@@ -126,7 +135,8 @@ class Theme(QObject):
         self._app.setPalette(self._palette())
         check = "check-dark.svg" if self.dark else "check-light.svg"
         points = self._app.font().pointSizeF()
-        self._app.setStyleSheet(style_sheet(colors, points, icons=ICON_DIR, check=check))
+        self._sheet = style_sheet(colors, points, icons=ICON_DIR, check=check)
+        self._sheet_changed.emit(self._sheet)
         self.changed.emit()
 
     def _palette(self) -> QPalette:

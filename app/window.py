@@ -102,6 +102,7 @@ class Window(QMainWindow):
         self.runs.rerun_wanted.connect(self._rerun)
         bridge.loaded.connect(self._on_loaded)
         bridge.busy_changed.connect(self._refresh_actions)
+        theme.dress(self)
         theme.changed.connect(self._restyle)
         self._say_title(None)
         self._show_page("chat")

@@ -17,14 +17,15 @@ module ruff format --check "$ROOT" || failed="$failed format"
 if [ $# -ne 0 ]; then
   run_tests "$@" || failed="$failed tests"
 else
-  # The kernels' tests, which compile for half of their time, run beside the others; native code is built once.
+  # Two parts of about one length, side by side; native code is built once, by whichever needs it first.
   work=$(mktemp -d)
   trap 'rm -rf "$work"' EXIT
   export RONDO_TEST_CACHE=${RONDO_TEST_CACHE:-$work/cache}
-  run_tests "$ROOT/tests/kernels" >"$work/kernels.txt" 2>&1 &
-  kernels=$!
-  run_tests "$ROOT/tests" --ignore "$ROOT/tests/kernels" || failed="$failed tests"
-  wait "$kernels" || failed="$failed kernels"
-  printf '\ntests/kernels:\n' && cat "$work/kernels.txt"
+  first=("$ROOT/tests/kernels" "$ROOT/tests/unit")
+  run_tests "${first[@]}" >"$work/first.txt" 2>&1 &
+  beside=$!
+  run_tests "$ROOT/tests" "${first[@]/#/--ignore=}" || failed="$failed tests"
+  wait "$beside" || failed="$failed kernels or unit"
+  printf '\ntests/kernels and tests/unit:\n' && cat "$work/first.txt"
 fi
 [ -z "$failed" ] || fail "Not clean:$failed."

@@ -17,6 +17,7 @@ from engine.knobs import KNOBS, PREFIX, Knob, KnobSet, knob_named, status_of
 from engine.measure.ab_evidence import BASE, CANDIDATE, SIDES, Measured, Setting
 from engine.measure.interruptions import interruptions
 from engine.measure.workloads import Workload
+from engine.model.instructions import refuse_instructions
 from engine.moment import iso_utc
 from engine.spec.choose_drafter import SWITCHES as DRAFTER_SWITCHES
 from engine.spec.decode import Round
@@ -72,6 +73,9 @@ class EngineSides:
                 raise UsageError(
                     f"{name} changes nothing here: {status.reason}.", kept="Nothing was measured."
                 )
+        if engine.card.backend != "cuda":
+            for side in SIDES:
+                refuse_instructions(self._knobs[side])
         reloads = any(knob.flip == "reload" for knob in switches)
         self.setting = Setting(
             switches=switches,

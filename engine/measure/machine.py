@@ -51,6 +51,7 @@ _ISA_FLAGS = (
     "sve",
     "sve2",
 )
+_CODE_FOLDERS = ("app", "engine", "kernels")
 _CODE_SUFFIXES = (".py", ".cpp", ".h", ".inc", ".cu", ".cuh")
 
 
@@ -83,12 +84,13 @@ def machine_record() -> dict[str, Any]:
 
 
 def code_record(root: Path) -> dict[str, Any]:
-    """Which code ran: git commit and whether the tree differs from it, and a hash of the sources themselves.
+    """Which code ran: git commit and whether the code differs from it, and a hash of the sources themselves.
 
+    Files beside the code do not count: a table that was measured into the tree leaves the next one clean.
     `git_commit` and `git_dirty` are None where `root` is not a git work tree.
     """
     commit = _git(root, "rev-parse", "HEAD")
-    status = _git(root, "status", "--porcelain") if commit else None
+    status = _git(root, "status", "--porcelain", "--", *_CODE_FOLDERS) if commit else None
     return {
         "git_commit": commit,
         "git_dirty": None if status is None else bool(status),
@@ -188,7 +190,7 @@ def _compiler_version() -> str | None:
 
 def _code_hash(root: Path) -> str:
     total = hashlib.sha256()
-    for folder in ("app", "engine", "kernels"):
+    for folder in _CODE_FOLDERS:
         for file in sorted((root / folder).rglob("*")):
             if file.suffix in _CODE_SUFFIXES:
                 total.update(file.relative_to(root).as_posix().encode() + b"\0")

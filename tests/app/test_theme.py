@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import pytest
+from PySide6.QtCore import QEvent, QObject
 from PySide6.QtGui import QPalette
+from PySide6.QtWidgets import QDialog, QPushButton, QWidget
 
 from app.theme import TEXT_PAIRS, TOKENS, Theme, contrast
 
@@ -36,11 +39,52 @@ def test_every_token_is_a_colour() -> None:
 def test_the_choice_decides(qapp, theme: Theme) -> None:
     theme.set_choice("dark")
     assert qapp.palette().color(QPalette.ColorRole.Window).name() == TOKENS["window"][1]
-    assert TOKENS["line"][1] in qapp.styleSheet()
     theme.set_choice("light")
     assert qapp.palette().color(QPalette.ColorRole.Window).name() == TOKENS["window"][0]
     with pytest.raises(ValueError, match="unknown theme"):
         theme.set_choice("sepia")
+
+
+class _Restyled(QObject):
+    """Counts how often each widget is told that its style changed."""
+
+    def __init__(self, window: QWidget) -> None:
+        super().__init__(window)
+        self._window = window
+        self.times: Counter[int] = Counter()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.StyleChange and watched.isWidgetType():
+            self.times[id(watched)] += 1
+        return False
+
+
+def test_a_switch_restyles_a_widget_twice_at_most(qapp, console) -> None:
+    """However deep it lies: a switch of a window with hundreds of widgets has to feel instant."""
+    one = console()
+    widgets = one.window.findChildren(QWidget)
+    assert len(widgets) > 300
+    restyled = _Restyled(one.window)
+    qapp.installEventFilter(restyled)
+    try:
+        one.theme.set_choice("dark")
+    finally:
+        qapp.removeEventFilter(restyled)
+    assert max(restyled.times[id(widget)] for widget in widgets) <= 2
+
+
+def test_what_a_window_opens_follows_a_switch(console) -> None:
+    one = console()
+    one.window.resize(1200, 800)
+    dialog = QDialog(one.window)
+    button = QPushButton("Delete", dialog)
+    for dark, choice in ((1, "dark"), (0, "light")):
+        one.theme.set_choice(choice)
+        for widget in (button, one.window.chat.composer.send):
+            widget.ensurePolished()
+            picture = widget.grab().toImage()
+            edge = picture.pixelColor(picture.width() // 2, 0).name()
+            assert edge in (TOKENS["line"][dark], TOKENS["accent"][dark])
 
 
 def test_plots_and_messages_follow_a_switch(console) -> None:

@@ -10,6 +10,8 @@ import torch
 from backends import KINDS, BackendKind, Loaded, load_case
 from oracle import STATE_CASE, Case
 
+pytest.register_assert_rewrite("mtp_checks", "state_checks")
+
 
 @pytest.fixture(scope="session", params=KINDS, ids=lambda kind: kind.name)
 def backend_factory(request: pytest.FixtureRequest) -> BackendKind:

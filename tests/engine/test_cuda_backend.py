@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """The GPU backend's body on a CPU, through PyTorch: rows, trees, rollback, the MTP head, prompt chunks.
 
-The same functions hold the other backends; what a machine without a GPU cannot show stands in tests/gpu.
+The same checks hold the other backends; what a machine without a GPU cannot show stands in tests/gpu.
 """
 
 from __future__ import annotations
@@ -11,13 +11,18 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
-import test_chunking
-import test_mtp
-import test_rollback
-import test_tree_verify
 import torch
 from backends import BackendKind, Loaded
+from mtp_checks import check_drafts_need_a_head, check_mtp_cache_over_rounds
 from oracle import STATE_CASE, token_ids
+from state_checks import (
+    check_abandoned_pass,
+    check_abandoned_trees,
+    check_committed_paths,
+    check_nodes_of_a_tree,
+    check_refused_trees,
+    check_rejected_rows,
+)
 from test_commit_in_verify import play
 from test_native import CAPACITY, CONFIG, VOCABULARY, one_by_one, sequence
 from torch import Tensor
@@ -113,30 +118,30 @@ def test_rows_of_a_verify_pass_have_the_bits_of_single_steps(
 @pytest.mark.usefixtures("nan_poison")
 @pytest.mark.parametrize(("nodes", "wide"), [(3, 1.0), (9, 1.0), (17, 0.2), (32, 0.9)])
 def test_a_node_of_a_tree_has_the_bits_of_its_path(loaded: Loaded, nodes: int, wide: float) -> None:
-    test_tree_verify.test_every_node_has_the_bits_of_decoding_its_path(KIND, loaded, nodes, wide)
+    check_nodes_of_a_tree(KIND, loaded, nodes, wide)
 
 
 def test_a_committed_path_leaves_the_state_of_decoding_it(loaded: Loaded) -> None:
-    test_tree_verify.test_a_committed_path_leaves_the_state_of_decoding_it(KIND, loaded, 1)
+    check_committed_paths(KIND, loaded, seed=1)
 
 
 @pytest.mark.parametrize(("drafted", "kept"), [(1, 1), (4, 3), (7, 2), (7, 7)])
 def test_rejected_rows_leave_no_trace(loaded: Loaded, drafted: int, kept: int) -> None:
-    test_rollback.test_rejected_rows_leave_no_trace(KIND, loaded, drafted, kept)
+    check_rejected_rows(KIND, loaded, drafted, kept)
 
 
 def test_an_abandoned_pass_leaves_no_trace(loaded: Loaded) -> None:
-    test_rollback.test_an_abandoned_verify_pass_leaves_no_trace(KIND, loaded)
-    test_tree_verify.test_an_abandoned_tree_leaves_no_trace(KIND, loaded)
+    check_abandoned_pass(KIND, loaded)
+    check_abandoned_trees(KIND, loaded)
 
 
 def test_what_is_no_tree_or_no_path_is_refused(loaded: Loaded) -> None:
-    test_tree_verify.test_what_is_no_tree_or_no_path_is_refused(KIND, loaded)
+    check_refused_trees(KIND, loaded)
 
 
 def test_the_mtp_cache_stays_in_step(loaded: Loaded) -> None:
-    test_mtp.test_cache_stays_in_step_over_rounds(KIND, loaded, 0)
-    test_mtp.test_no_draft_without_a_head_or_a_committed_token(KIND, loaded)
+    check_mtp_cache_over_rounds(KIND, loaded, seed=0)
+    check_drafts_need_a_head(KIND, loaded)
 
 
 def test_a_prompt_in_chunks_is_the_prompt(loaded: Loaded) -> None:
@@ -144,7 +149,7 @@ def test_a_prompt_in_chunks_is_the_prompt(loaded: Loaded) -> None:
     ids = token_ids(STATE_CASE, 96, seed=2)
     logits, states = [], []
     for cuts in ([96], [40, 96], [32, 64, 96], [33, 34, 80, 96]):
-        backend = test_chunking.opened(KIND, loaded)
+        backend = KIND.make(loaded.config, loaded.weights, 100)
         backend.reset(speculate=True)
         start = 0
         for end in cuts:

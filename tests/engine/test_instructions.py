@@ -4,16 +4,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from checkpoints import MOE, make_checkpoint
 
 from engine import Engine
+from engine.api import CompareRequest
 from engine.cli import USAGE, main
 from engine.commands.doctor import _switches
 from engine.errors import UsageError
+from engine.knobs import KnobSet
 from engine.load import checkpoint, synthetic
 from engine.measure import bench
+from engine.measure.ab_engine import EngineSides
 from engine.model import instructions
 from engine.model.instructions import ISA_NAMES
 from kernels.build import ISA_LEVELS
@@ -75,6 +79,14 @@ def test_a_command_refuses_it_first(
     monkeypatch.setenv("QWEN38_CPU_ISA", "sse9")
     assert main(arguments) == USAGE
     assert "QWEN38_CPU_ISA='sse9' is not accepted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("side", ["base", "candidate"])
+def test_an_ab_refuses_it_before_the_model_goes(side: str) -> None:
+    card = SimpleNamespace(backend="native")
+    engine = SimpleNamespace(card=card, knobs=KnobSet.resolve(environ={}), offers=frozenset())
+    with pytest.raises(UsageError, match=f"^{SENTENCE}"):
+        EngineSides(engine, CompareRequest(**{side: LACKING}))
 
 
 def test_the_doctor_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:

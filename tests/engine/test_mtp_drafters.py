@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 from backends import BackendKind, Loaded
+from mtp_checks import Twin
 from oracle import STATE_CASE, oracle_hidden, token_ids
-from test_mtp import Twin
 
 from engine.model.backend import Backend, DraftStep
 from engine.spec.decode import DecodeLoop

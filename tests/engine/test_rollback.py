@@ -8,30 +8,16 @@ import torch
 from backends import BackendKind, Loaded
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import STATE_CASE, token_ids
-
-from engine.model.backend import Backend
+from oracle import STATE_CASE
+from state_checks import (
+    PROMPT,
+    assert_same,
+    check_abandoned_pass,
+    check_rejected_rows,
+    prefilled,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-PROMPT = 21
-CAPACITY = 96
-
-
-def prefilled(kind: BackendKind, loaded: Loaded) -> tuple[Backend, list[int]]:
-    ids = token_ids(STATE_CASE, CAPACITY, seed=11)
-    backend = kind.make(loaded.config, loaded.weights, CAPACITY)
-    backend.reset(speculate=True)
-    backend.prefill(ids[:PROMPT])
-    return backend, ids
-
-
-def assert_same(kind: BackendKind, one: Backend, other: Backend) -> None:
-    wanted = kind.snapshot(other)
-    got = kind.snapshot(one)
-    assert got.keys() == wanted.keys()
-    for name, part in got.items():
-        assert torch.equal(part, wanted[name]), name
 
 
 @pytest.mark.parametrize(
@@ -40,36 +26,13 @@ def assert_same(kind: BackendKind, one: Backend, other: Backend) -> None:
 def test_rejected_rows_leave_no_trace(
     backend_factory: BackendKind, loaded: Loaded, drafted: int, kept: int
 ) -> None:
-    """`kept` rows of 1 + `drafted` are kept, so at least one is rejected."""
-    drafting, ids = prefilled(backend_factory, loaded)
-    plain, _ = prefilled(backend_factory, loaded)
-    right = ids[PROMPT : PROMPT + kept]
-    wrong = [(token + 1) % STATE_CASE.vocab for token in ids[PROMPT + kept : PROMPT + 1 + drafted]]
-    drafting.draft(right[0], drafted)
-    drafting.verify([*right, *wrong])
-    drafting.commit(kept)
-    for token in right:
-        plain.verify([token])
-        plain.commit(1)
-    following = ids[PROMPT + kept]
-    assert drafting.draft(following, 3) == plain.draft(following, 3)
-    assert_same(backend_factory, drafting, plain)
+    check_rejected_rows(backend_factory, loaded, drafted, kept)
 
 
 def test_an_abandoned_verify_pass_leaves_no_trace(
     backend_factory: BackendKind, loaded: Loaded
 ) -> None:
-    abandoning, ids = prefilled(backend_factory, loaded)
-    plain, _ = prefilled(backend_factory, loaded)
-    abandoning.draft(ids[0], 4)
-    abandoning.verify(ids[:5])
-    assert_same(backend_factory, abandoning, plain)
-    abandoning.verify(ids[PROMPT : PROMPT + 1])
-    plain.verify(ids[PROMPT : PROMPT + 1])
-    for backend in (abandoning, plain):
-        backend.commit(1)
-    assert abandoning.draft(ids[PROMPT + 1], 4) == plain.draft(ids[PROMPT + 1], 4)
-    assert_same(backend_factory, abandoning, plain)
+    check_abandoned_pass(backend_factory, loaded)
 
 
 @settings(max_examples=12, deadline=None)

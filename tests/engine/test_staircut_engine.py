@@ -18,7 +18,7 @@ from checkpoints import make_checkpoint
 from engine import Engine
 from engine.api import GenerateRequest, Message
 from engine.cli import main
-from engine.commands import bench
+from engine.commands import bench, bench_policies
 from engine.commands.bench_policies import forced_request
 from engine.errors import Cancelled, UsageError
 from engine.knobs import KnobSet
@@ -342,8 +342,10 @@ def test_the_command_refuses_what_it_cannot_compare(capsys: pytest.CaptureFixtur
 
 
 def test_the_command_writes_the_rates_that_the_switch_reads(
-    tmp_path: Path, capsys: pytest.CaptureFixture
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    one_a_class = list(dict(read_policy_prompts()).items())
+    monkeypatch.setattr(bench_policies, "read_policy_prompts", lambda: one_a_class)
     options = "bench --suite policies --tokens 24 --turns 1 --threads 1 --json"
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     assert main([*options.split(), "--write-rates", str(first)]) == 0

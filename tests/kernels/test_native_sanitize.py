@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from kernels.build import machine_isas
+from kernels.build import find_compiler, machine_isas
 from kernels.registry import operation
 
 PROGRAM = """
@@ -21,6 +22,12 @@ torch.set_num_threads(1)
 from kernels.build import load_library
 from kernels.registry import operation
 import importlib
+from kernels.cpu import product_check
+from kernels.moe import check as moe_check
+# Every size that a block of rows may have, 16 at most, alone; then whole blocks with and without a rest.
+for module in (product_check, moe_check):
+    assert set(rows := (*range(1, 18), 32, 33, 70)) < set(module.BATCHES)
+    module.BATCHES = rows
 isa, *names = sys.argv[1:]
 folder = Path("kernels")
 sources = [*folder.glob("cpu/*.cpp"), *(folder / name / "cpu.cpp" for name in names)]
@@ -51,6 +58,8 @@ def _run(isa: str, names: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
     if preload is None:
         pytest.skip("this compiler has no libasan to preload")
     environment = os.environ | {
+        # A report needs lines alone; variables, and well chosen registers, are half of the compiler's time.
+        "CXX": shlex.join([*find_compiler(), "-fno-var-tracking", "-fira-region=one"]),
         "LD_PRELOAD": preload,
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0:exitcode=99",
         "PYTHONPATH": str(ROOT),

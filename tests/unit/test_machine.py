@@ -69,8 +69,20 @@ def test_git_state_is_known_in_a_work_tree_and_none_outside(tmp_path: Path) -> N
     clean = code_record(tmp_path)
     assert clean["git_commit"] == git("rev-parse", "HEAD")
     assert clean["git_dirty"] is False
-    (tmp_path / "new.txt").write_text("x", encoding="utf-8")
-    assert code_record(tmp_path)["git_dirty"] is True
+    (tmp_path / "ops").mkdir()
+    (tmp_path / "ops" / "table.json").write_text("{}", encoding="utf-8")
+    assert code_record(tmp_path)["git_dirty"] is False
+    for folder in ("app", "engine", "kernels"):
+        (tmp_path / folder).mkdir()
+        source = tmp_path / folder / "new.py"
+        source.write_text("x = 1\n", encoding="utf-8")
+        assert code_record(tmp_path)["git_dirty"] is True
+        git("add", str(source))
+        git("commit", "-q", "-m", f"Add {folder}")
+        assert code_record(tmp_path)["git_dirty"] is False
+        source.write_text("x = 2\n", encoding="utf-8")
+        assert code_record(tmp_path)["git_dirty"] is True
+        git("commit", "-q", "-a", "-m", f"Change {folder}")
 
 
 def test_caches_are_read_with_their_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -17,8 +19,18 @@ from kernels.head.triton import argmax, argmax_work
 from kernels.kv_cache.triton import move_rows
 from kernels.rms_norm import triton_check as norm_check
 from kernels.rms_norm.triton import add_rms_norm, gated_rms_norm, rms_norm
+from kernels.triton_checks import BATCHES, batched_like_alone
 
 BF16 = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def few_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row is a program of its own here: one, two and as many as there may be stand for all sizes."""
+    for check in (head_check, norm_check):
+        assert {1, 2, 32} < set(BATCHES)
+        few = partial(batched_like_alone, batches=(1, 2, 32))
+        monkeypatch.setattr(check, "batched_like_alone", few)
 
 
 def faults(results: object) -> list[str]:
