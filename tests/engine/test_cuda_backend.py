@@ -15,6 +15,12 @@ import torch
 from backends import BackendKind, Loaded
 from mtp_checks import check_drafts_need_a_head, check_mtp_cache_over_rounds
 from oracle import STATE_CASE, token_ids
+from resume_checks import (
+    Rounds,
+    check_back_to_a_mark,
+    check_end_of_marks,
+    check_on_from_the_end,
+)
 from state_checks import (
     check_abandoned_pass,
     check_abandoned_trees,
@@ -142,6 +148,18 @@ def test_what_is_no_tree_or_no_path_is_refused(loaded: Loaded) -> None:
 def test_the_mtp_cache_stays_in_step(loaded: Loaded) -> None:
     check_mtp_cache_over_rounds(KIND, loaded, seed=0)
     check_drafts_need_a_head(KIND, loaded)
+
+
+@pytest.mark.parametrize("after", [[], [(2, 1), (0, 0), (4, 4)]])
+def test_a_sequence_goes_back_to_a_mark(loaded: Loaded, after: Rounds) -> None:
+    some = [(3, 1), (0, 0), (2, 2)]
+    check_back_to_a_mark(KIND, loaded, start=13, before=some, away=some, more=11, after=after)
+    check_end_of_marks(KIND, loaded)
+
+
+@pytest.mark.parametrize(("before", "after"), [(True, True), (True, False), (False, True)])
+def test_a_sequence_goes_on_from_its_end(loaded: Loaded, before: bool, after: bool) -> None:
+    check_on_from_the_end(KIND, loaded, before=before, after=after)
 
 
 def test_a_prompt_in_chunks_is_the_prompt(loaded: Loaded) -> None:
