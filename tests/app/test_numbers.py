@@ -57,6 +57,10 @@ def test_readout() -> None:
     cached = replace(DONE, roof_place="cache", read_gbps=0.2)
     assert "read: 0.200 GB/s, 0.5 % of cache roof 41.2" in details(cached)
     assert details(replace(DONE, roof_gbps=None)).endswith("read: 17.5 GB/s")
+    assert "not read again" not in details(DONE)
+    resumed = replace(DONE, prompt_tokens=1234, kept_prompt_tokens=1200)
+    first = details(resumed).replace(SPACE, " ").splitlines()[0]
+    assert first == "prompt: 1 234 tok, 1 200 of them not read again"
 
 
 @pytest.mark.parametrize(
