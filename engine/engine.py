@@ -155,6 +155,10 @@ class Engine(EngineCompares):
         """Free the model; the engine cannot be used afterwards."""
         self._backend.close()
 
+    def forget(self) -> None:
+        """Let go of what is kept for later requests, and its memory."""
+        self._prefixes.forget()
+
     @property
     def knobs(self) -> KnobSet:
         """The switches in effect."""

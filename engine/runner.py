@@ -262,6 +262,8 @@ class ThreadedEngine(RunnerCompares):
         cancel: threading.Event,
     ) -> None:
         self._set_state("loading")
+        if self._engine:
+            self._engine.forget()  # its memory may be what the next model lacks
         told = _Every(_PROGRESS_EVERY_S)
 
         def on_progress(progress: LoadProgress) -> None:

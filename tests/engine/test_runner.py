@@ -121,6 +121,21 @@ def test_a_generation_streams_records_rounds_and_ends(listener: Listener) -> Non
     assert any(isinstance(e, Started) and e.prompt_tokens > 0 for e in listener.seen)
 
 
+def test_a_request_goes_on_from_the_one_before_it_until_another_model_is_opened(
+    listener: Listener, model: Path
+) -> None:
+    request = GenerateRequest(messages=(Message("user", "the engine reads " * 20),), max_tokens=4)
+    kept = []
+    for again in (False, False, True):
+        if again:
+            listener.handle.load(str(model / "missing"))
+            listener.wait(LoadFailed)
+        done = listener.finished(listener.handle.generate(request)).generation
+        kept.append(done.kept_prompt_tokens)
+    assert kept[0] == kept[2] == 0
+    assert 0 < kept[1] < done.prompt_tokens
+
+
 def test_cancel_stops_the_running_and_the_waiting_request(listener: Listener) -> None:
     handle = listener.handle
     first = handle.generate(ask("the", 3000))
