@@ -53,9 +53,11 @@ RONDO_INLINE void reg_add_pairs(regi* sum, regi a, regi b) {
 #if defined(__AVX512VNNI__)
   *sum = _mm512_dpwssd_epi32(*sum, a, b);
 #else
-  // The compiler would regroup the sum of all products and keep them in memory meanwhile.
-  regi product;
-  asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+v"(*sum), "=&v"(product) : "v"(a), "v"(b));
+  // The compiler would regroup the sum of all products and keep them in memory meanwhile; and one of an
+  // array of sums that is itself an operand would stay there.
+  regi value = *sum, product;
+  asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+v"(value), "=&v"(product) : "v"(a), "v"(b));
+  *sum = value;
 #endif
 }
 // A value that several instructions use: without this each of them would read it from memory.
