@@ -178,9 +178,7 @@ static inline void pack_block(const rondo_linear_args* a, int32_t begin, int32_t
 }
 
 struct Activations {
-#if defined(RONDO_BF16_DOT)
-  static constexpr int kMaxRows = 16;
-#elif defined(__AVX512F__)
+#if defined(__AVX512F__)
   static constexpr int kMaxRows = 16;
 #elif defined(RONDO_AVX)
   static constexpr int kMaxRows = 12;
