@@ -50,8 +50,13 @@ def test_levels_without_a_bf16_dot_product_have_the_same_bits() -> None:
             [torch.randn(outputs, k, generator=torch.Generator().manual_seed(4)).bfloat16()]
         ),
     }
-    for kind in INPUT_KINDS:
-        x = inputs(kind, 21, k, 5)
+    cases = {kind: inputs(kind, 21, k, 5) for kind in INPUT_KINDS}
+    # Group sums of 21 bits and more, odd ones: times a scale they no longer fit a float32.
+    codes, scales, _ = random_weight(outputs, k, 6)
+    products["nvfp4 of one sign"] = pack_nvfp4([(codes & 0x77 | 0x60, scales, 1.0)])
+    cases["large sums"] = inputs("gaussian", 21, k, 7).abs() + 1
+    cases["large sums"][:, ::4] *= 2.0**-7
+    for kind, x in cases.items():
         for name, packed in products.items():
             results = []
             for isa in levels:
