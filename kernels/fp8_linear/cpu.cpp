@@ -7,10 +7,10 @@
 // pair of bf16 a lane. The units of two neighbouring tiles alternate. K is padded
 // with zeros to a multiple of 32.
 // One order for every row count: blocks of 32 inputs are summed from zero, pairs ascending; four of
-// them are added in turn from zero, and acc = fma(those, block scale, acc). With AVX2 a lane holds the
-// even or the odd inputs of an output: blocks of 64 inputs are summed from zero, two of them are
-// added, then even and odd inputs, and acc as before. The scale of an output multiplies the
-// finished sum.
+// them are added in turn from zero, and acc = fma(those, block scale, acc). With AVX2 or AVX-512 and
+// no bf16 dot product (avx.h) a lane holds the even or the odd inputs of an output: blocks of 64
+// inputs are summed from zero, two of them are added, then even and odd inputs, and acc as before.
+// The scale of an output multiplies the finished sum.
 #include "e4m3_bytes.h"
 #include "product.h"
 
