@@ -34,14 +34,18 @@ settings.register_profile("rondo", deadline=None, derandomize=True, database=Non
 settings.load_profile("rondo")
 
 
-@pytest.fixture(scope="session")
-def library_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="session", autouse=True)
+def library_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """One cache folder for the whole run, so that native code is compiled once.
 
-    RONDO_TEST_CACHE names a folder that outlives the run.
+    RONDO_TEST_CACHE names a folder that outlives the run. What fixtures of a module or a session do, before any
+    test has its own home, uses this cache as well, and a home of the run.
     """
     kept = os.environ.get("RONDO_TEST_CACHE")
-    return Path(kept) if kept else tmp_path_factory.mktemp("cache")
+    cache = Path(kept) if kept else tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        use_home(patch, tmp_path_factory.mktemp("home"), cache)
+        yield cache
 
 
 @pytest.fixture(autouse=True)
@@ -50,16 +54,21 @@ def own_home(
 ) -> Path:
     """A fresh home for every test: nothing of the user's is read, nothing is left behind."""
     home = tmp_path_factory.mktemp("home")
-    monkeypatch.setenv("HOME", str(home))
+    use_home(monkeypatch, home, library_cache)
+    return home
+
+
+def use_home(patch: pytest.MonkeyPatch, home: Path, cache: Path) -> None:
+    """Let the programs that are run take `home` for the user's and `cache` for what was compiled."""
+    patch.setenv("HOME", str(home))
     for variable, folder in (
         ("XDG_CONFIG_HOME", home / ".config"),
         ("XDG_DATA_HOME", home / ".local" / "share"),
         ("XDG_STATE_HOME", home / ".local" / "state"),
-        ("XDG_CACHE_HOME", library_cache),
+        ("XDG_CACHE_HOME", cache),
     ):
         folder.mkdir(parents=True, exist_ok=True)
-        monkeypatch.setenv(variable, str(folder))
-    return home
+        patch.setenv(variable, str(folder))
 
 
 @pytest.fixture(autouse=True)

@@ -29,6 +29,22 @@ def test_every_test_has_an_empty_home(turn: int, own_home: Path) -> None:
         (folder / "left behind").touch()
 
 
+@pytest.fixture(scope="module")
+def folders_of_a_module() -> dict[str, Path]:
+    return {name: Path(os.environ[name]) for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")}
+
+
+def test_a_fixture_of_a_module_sees_neither_the_users_home_nor_cache(
+    folders_of_a_module: dict[str, Path],
+    library_cache: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Native code that such a fixture needs would be compiled once more, and left behind."""
+    assert folders_of_a_module["XDG_CACHE_HOME"] == library_cache
+    for name in ("HOME", "XDG_CONFIG_HOME"):
+        assert folders_of_a_module[name].is_relative_to(tmp_path_factory.getbasetemp())
+
+
 def test_no_switch_is_inherited_and_no_display_is_used() -> None:
     assert not [name for name in os.environ if name.startswith("QWEN38_")]
     assert os.environ["QT_QPA_PLATFORM"]
