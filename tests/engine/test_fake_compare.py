@@ -65,7 +65,7 @@ class Heard(queue.SimpleQueue):
         self._act(item)
 
 
-def wait(engine: FakeEngine, *kinds: type[Event], timeout_s: float = 20.0) -> list[Event]:
+def wait(engine: FakeEngine, *kinds: type[Event], timeout_s: float = 60.0) -> list[Event]:
     """Events up to the first of these kinds."""
     seen: list[Event] = []
     end_s = time.monotonic() + timeout_s
