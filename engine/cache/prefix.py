@@ -39,6 +39,7 @@ class PrefixCache:
         One at least is left to read. `budget_bytes`: memory for all marks together.
         """
         kept = self._shared(prompt)
+        self._tokens = None  # should the backend fail on its way
         self._most = budget_bytes // self._mark_bytes
         mark = next((each for each in reversed(self._marks) if each.length <= kept), None)
         if kept and kept == self._backend.length:
@@ -60,12 +61,17 @@ class PrefixCache:
         return min(at + PREFILL_CHUNK, end, *stops)
 
     def passed(self, at: int, end: int) -> None:
-        """The first `at` tokens of a prompt of `end` are committed: keep a mark if this is a place for one."""
-        if at not in self._places(at - 1, end) or self._backend.free_bytes() < self._mark_bytes:
+        """The first `at` tokens of a prompt of `end` are committed: keep a mark if this is a place for one.
+
+        It takes the room of another where there is none: later requests share the newest place most often.
+        """
+        if at not in self._places(at - 1, end):
             return
-        self._marks.append(self._backend.mark())
-        if len(self._marks) > self._most:
+        if len(self._marks) == self._most or self._backend.free_bytes() < self._mark_bytes:
+            if not self._marks:
+                return
             del self._marks[self._least_useful()]
+        self._marks.append(self._backend.mark())
 
     def wrote(self, answer: Sequence[int]) -> None:
         """The tokens chosen behind the prompt, the last of which is not committed."""
@@ -89,7 +95,7 @@ class PrefixCache:
         return [place for place in places if self._most and least <= place < end]
 
     def _least_useful(self) -> int:
-        """Of all marks but the newest the one without which the least has to be read again."""
+        """Of the marks, one at least, that without which the least has to be read again."""
         lengths = [0, *(mark.length for mark in self._marks)]
         gaps = [after - before for before, after in zip(lengths, lengths[1:], strict=False)]
-        return gaps.index(min(gaps[:-1]))  # two at least are kept when one has to go
+        return gaps.index(min(gaps))

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine.cache.prefix import INTERVAL, TAIL, PrefixCache
 from engine.model.backend import PREFILL_CHUNK, Mark
 
@@ -16,6 +18,7 @@ class Sequence:
         self.tokens: list[int] = []
         self.sequence = 0
         self.free = GB
+        self.breaks = False
         self._mark_bytes = mark_bytes
 
     @property
@@ -36,6 +39,8 @@ class Sequence:
         return Mark(self.sequence, self.length, list(self.tokens))
 
     def resume(self, mark: Mark | None, *, speculate: bool) -> None:
+        if self.breaks:
+            raise MemoryError
         if mark is not None:
             assert mark.sequence == self.sequence
             assert mark.state == self.tokens[: mark.length]
@@ -152,3 +157,28 @@ def test_tokens_that_were_committed_unseen_are_not_built_upon() -> None:
     read(cache, backend, prompt)
     backend.tokens += [1, 2, 3]  # and nobody says so
     assert read(cache, backend, [*prompt, 1, 2, 3, 4]) == 200 - TAIL
+
+
+def test_where_memory_ran_short_the_newest_place_takes_the_room_of_another() -> None:
+    backend = Sequence(mark_bytes=100)
+    cache = PrefixCache(backend)
+    prompt = list(range(2 * INTERVAL + 100))
+    read(cache, backend, prompt)
+    before = [each.length for each in cache._marks]
+    assert before == [INTERVAL, 2 * INTERVAL, len(prompt) - TAIL]
+    backend.free = 99
+    longer = [*prompt, *range(200)]
+    read(cache, backend, longer)
+    assert [each.length for each in cache._marks] == [*before[:-1], len(longer) - TAIL]
+
+
+def test_a_backend_that_failed_on_its_way_is_not_built_upon() -> None:
+    backend = Sequence()
+    cache = PrefixCache(backend)
+    prompt = list(range(200))
+    read(cache, backend, prompt)
+    backend.breaks = True
+    with pytest.raises(MemoryError):
+        cache.begin(prompt, speculate=True, budget_bytes=GB)
+    backend.breaks = False
+    assert read(cache, backend, prompt) == 0
