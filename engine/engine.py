@@ -153,6 +153,7 @@ class Engine(EngineCompares):
 
     def close(self) -> None:
         """Free the model; the engine cannot be used afterwards."""
+        self.forget()
         self._backend.close()
 
     def forget(self) -> None:
@@ -275,11 +276,7 @@ class Engine(EngineCompares):
         stream = AnswerStream(self._checkpoint, request.stop, thinking, on_text)
         stop_ids = frozenset() if request.ignore_stop_tokens else self._stop_ids
         loop = DecodeLoop(
-            self._backend,
-            sampling,
-            stop_ids,
-            self._drafter_of(request, drafter),
-            follow=follow,
+            self._backend, sampling, stop_ids, self._drafter_of(request, drafter), follow=follow
         )
         tally = AnswerTally()
         self._memory.begin(remember=remember)

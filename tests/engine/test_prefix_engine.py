@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -134,3 +135,14 @@ def test_a_stop_string_inside_a_round_leaves_no_unknown_tokens(folder: Path) -> 
         warm = engine.generate(following, resume=True)
         assert warm.kept_prompt_tokens > 0
         assert warm.token_ids == engine.generate(following).token_ids
+
+
+def test_a_closed_engine_holds_no_marks(folder: Path) -> None:
+    request = GenerateRequest(messages=(Message("user", QUESTIONS[0]),), max_tokens=2)
+    with Engine.open(folder, profile=None, threads=1) as engine:
+        engine.generate(request, resume=True)
+        [mark] = engine._prefixes._marks
+        state = weakref.ref(mark.state[0][0])
+        del mark
+        assert state() is not None
+    assert state() is None
