@@ -119,7 +119,7 @@ class ReferenceBackend(Backend):
         self._chosen: set[tuple[int, int]] = set()  # (layer, expert) of the latest pass
         self._parents: Sequence[int] | None = None
         self._speculate = speculate and self._weights.mtp is not None
-        self._mtp_kv.length = 0
+        self._mtp_kv.length = self._mtp_begun = 0  # the latter: how often it began anew
         if self._block is not None:
             self._block.reset(active=speculate)
         # Hidden row of the last committed position; its MTP row waits for the token that follows it.
@@ -130,20 +130,21 @@ class ReferenceBackend(Backend):
 
     def mark(self) -> Mark:
         # Every pass makes new states, so that the present ones need no copy.
-        head = self._speculate, self._mtp_kv.length, self._last_hidden
+        head = self._mtp_begun, self._mtp_kv.length, self._last_hidden
         return Mark(self.sequence, self.length, (self._recurrent, head))
 
     def resume(self, mark: Mark | None, *, speculate: bool) -> None:
-        head = self._speculate, self._mtp_kv.length, self._last_hidden
+        head = self._mtp_begun, self._mtp_kv.length, self._last_hidden
         if mark is not None:
             check_mark(mark, self.sequence, self.length)
             self._recurrent, head = mark.state
             self.length = mark.length
         self._verified = []
-        self._speculate = speculate and self._weights.mtp is not None
-        _, self._mtp_kv.length, self._last_hidden = (
-            head if head[0] == self._speculate else (False, 0, None)
-        )
+        active = speculate and self._weights.mtp is not None
+        if active != self._speculate or head[0] != self._mtp_begun:
+            head = self._mtp_begun + 1, 0, None
+        self._speculate = active
+        self._mtp_begun, self._mtp_kv.length, self._last_hidden = head
         if self._block is not None and not (mark is None and self._block.active == speculate):
             self._block.reset(active=speculate, length=self.length)
 

@@ -117,3 +117,24 @@ def check_head_that_began_anew(kind: BackendKind, loaded: Loaded) -> None:
     for name, part in wanted.items():
         assert name.startswith("mtp") or torch.equal(got[name], part), name
     assert len(got["mtp keys"]) == 29  # of the rows since, each but the last
+
+
+def check_head_that_rested(kind: BackendKind, loaded: Loaded) -> None:
+    """A head that was let go and began anew behind a mark has lost the entries in front of it."""
+    backend, anew = opened(kind, loaded), opened(kind, loaded)
+    backend.reset(speculate=True)
+    backend.prefill(IDS[:20])
+    mark = backend.mark()
+    backend.resume(None, speculate=False)
+    backend.prefill(IDS[20:24])
+    backend.resume(None, speculate=True)
+    backend.prefill(ELSEWHERE[:12])
+    backend.resume(mark, speculate=True)
+    anew.reset(speculate=False)
+    anew.prefill(IDS[:20])
+    anew.resume(None, speculate=True)
+    for each in (backend, anew):
+        each.prefill(IDS[20:30])
+    got, wanted = (each.draft_steps(IDS[30], 3, 2) for each in (backend, anew))
+    assert got == wanted
+    assert_same(kind, backend, anew)

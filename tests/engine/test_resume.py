@@ -12,6 +12,7 @@ from resume_checks import (
     check_back_to_a_mark,
     check_end_of_marks,
     check_head_that_began_anew,
+    check_head_that_rested,
     check_on_from_the_end,
 )
 
@@ -60,3 +61,9 @@ def test_a_head_that_began_anew_meanwhile_begins_anew(
     if backend_factory.name != "native":
         pytest.skip("its head never begins anew, or does so as the native one's")
     check_head_that_began_anew(backend_factory, loaded)
+
+
+def test_a_head_that_rested_meanwhile_begins_anew(
+    backend_factory: BackendKind, loaded: Loaded
+) -> None:
+    check_head_that_rested(backend_factory, loaded)
