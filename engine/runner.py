@@ -336,10 +336,11 @@ class ThreadedEngine(RunnerCompares):
         self._settle()
 
     def _on_prompt(self, request_id: int, done: int, total: int) -> None:
+        # Before the total: a snapshot with one must not count what was kept as read since.
+        self._prompt_done = self._context_tokens = done
         if not self._prompt_tokens:
             self._prompt_tokens = total
             self._events.put(Started(request_id, total))
-        self._prompt_done = self._context_tokens = done
         self._apply_knobs()
         self._beat_s = time.monotonic()
         if done == total:

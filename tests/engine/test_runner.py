@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from queue import SimpleQueue
 from typing import NoReturn
 
 import pytest
@@ -119,6 +120,29 @@ def test_a_generation_streams_records_rounds_and_ends(listener: Listener) -> Non
         "ready",
     ]
     assert any(isinstance(e, Started) and e.prompt_tokens > 0 for e in listener.seen)
+
+
+def test_what_was_kept_is_no_progress_of_a_request(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the first snapshot that tells the prompt on: a rate is taken of these."""
+    handle, seen = listener.handle, []
+
+    class Watched(SimpleQueue):
+        def put(self, event: Event) -> None:
+            super().put(event)
+            if isinstance(event, Started):
+                seen.append(handle.snapshot())
+
+    monkeypatch.setattr(handle, "_events", Watched())
+    request = ask("the engine reads " * 20)
+    kept = []
+    for _ in range(2):
+        handle.generate(request)
+        kept.append(listener.wait(Finished).generation.kept_prompt_tokens)
+    assert kept[1] > 0
+    assert [each.prompt_done for each in seen] == kept
+    assert all(each.prompt_tokens > each.prompt_done for each in seen)
 
 
 def test_a_request_goes_on_from_the_one_before_it_until_another_model_is_opened(
