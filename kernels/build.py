@@ -70,6 +70,7 @@ ISA_LEVELS = (
     IsaLevel("avx512vnni", ("-march=x86-64-v4", "-mavx512vnni"), _AVX512 | {"avx512_vnni"}),
     IsaLevel("avx512", ("-march=x86-64-v4",), _AVX512),
     IsaLevel("avx2", ("-march=x86-64-v3",), _AVX2),
+    IsaLevel("neon", ("-DRONDO_NEON",), frozenset({"asimd"})),  # every 64-bit ARM has it
     IsaLevel("portable", (), frozenset()),
 )
 
@@ -184,6 +185,8 @@ def _level(isa: str | None) -> IsaLevel:
 
 
 def _processor_flags() -> frozenset[str]:
+    if platform.machine() in ("aarch64", "arm64"):
+        return frozenset({"asimd"})
     if platform.machine() not in ("x86_64", "AMD64"):
         return frozenset()
     try:

@@ -18,6 +18,9 @@
 #define RONDO_AVX 1  // of either width
 #include "registers.h"
 #endif
+#if defined(RONDO_AVX) || defined(RONDO_NEON)
+#define RONDO_INT16 1  // NVFP4 products read inputs as integers (product_int16.h)
+#endif
 
 struct rondo_linear_args {
   const uint8_t* weight;   // pairs of tiles, interleaved unit by unit; weight_stride bytes a tile

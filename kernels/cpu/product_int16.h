@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Activations as integers, for AVX2 and AVX-512 without a bf16 dot product: theirs multiplies pairs of
-// int16.
+// Activations as integers, for AVX2, NEON, and AVX-512 without a bf16 dot product: they multiply int16.
 //
 // Sixteen neighbouring inputs of a row share a step, a power of two: 2^(e - 14) where 2^e is the
 // power of two at or below their largest magnitude, and 2^-126 at least. Each input is the nearest
@@ -36,6 +35,20 @@ struct Int16Activations {
 
  private:
   RONDO_INLINE void pack_group(const bf16_t* x, uint32_t* pairs) {
+#if defined(RONDO_NEON)
+    const uint16x8_t bits[2] = {vld1q_u16(x), vld1q_u16(x + 8)}, mask = vdupq_n_u16(0x7fff);
+    const int exponent = vmaxvq_u16(vmaxq_u16(vandq_u16(bits[0], mask), vandq_u16(bits[1], mask))) >> 7;
+    const int step = exponent > 15 ? exponent - 14 : 1;
+    const float32x4_t inverse = vreinterpretq_f32_u32(vdupq_n_u32(uint32_t(254 - step) << 23));
+    const auto nearest = [inverse](uint32x4_t wide) {
+      return vqmovn_s32(vcvtnq_s32_f32(vmulq_f32(vreinterpretq_f32_u32(wide), inverse)));
+    };
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+      const uint32x4_t low = vshll_n_u16(vget_low_u16(bits[i]), 16), high = vshll_high_n_u16(bits[i], 16);
+      vst1q_s16(reinterpret_cast<int16_t*>(pairs + 4 * i), vcombine_s16(nearest(low), nearest(high)));
+    }
+#else
     const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
     const __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi16(0x7fff));
     const __m128i larger = _mm_max_epu16(_mm256_castsi256_si128(magnitude),
@@ -53,6 +66,7 @@ struct Int16Activations {
     }
     const __m256i packed = _mm256_packs_epi32(whole[0], whole[1]);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(pairs), _mm256_permute4x64_epi64(packed, 0xD8));
+#endif
     pairs[8] = exponent == 255 ? 0x7fc00000u : uint32_t(step) << 23;
   }
 };

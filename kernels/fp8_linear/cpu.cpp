@@ -129,12 +129,12 @@ RONDO_INLINE v16f e4m3_values(v16u lanes) {
 }
 // Lanes of input pair i (0 or 1) of a 64-byte vector: the even input in byte 0, the odd in byte 1.
 RONDO_INLINE v16u pair_lanes(const uint8_t* p, int i) {
-  uint32_t r[16];
-  for (int lane = 0; lane < 16; lane++) {
-    const uint8_t* b = p + lane / 4 * 16 + i * 8 + lane % 4 * 2;
-    r[lane] = uint32_t(b[0]) | uint32_t(b[1]) << 8;
-  }
-  return load_vec<v16u>(r);
+  typedef uint16_t quarter __attribute__((vector_size(8)));
+  v16u r;
+#pragma GCC unroll 4
+  for (int q = 0; q < 4; q++)
+    r.p[q] = __builtin_convertvector(load_vec<quarter>(p + q * 16 + i * 8), v16u::piece);
+  return r;
 }
 
 struct Fp8 : Layout {

@@ -10,11 +10,11 @@
 //     byte << 20 plus a constant is its fp32 form; subnormal e4m3 needs no special case. A zero
 //     scale is stored as zero codes.
 // One order for every row count: within a group the pairs ascending from zero, then
-// acc = fma(group, scale, acc), groups ascending. With AVX2 or AVX-512 and no bf16 dot product the
-// activations are the integers of product_int16.h: the sum of a group is exact and rounded to fp32,
+// acc = fma(group, scale, acc), groups ascending. With AVX2, NEON, or AVX-512 and no bf16 dot product
+// the activations are the integers of product_int16.h: the sum of a group is exact and rounded to fp32,
 // then acc = fma(group * scale, step, acc).
 #include "product.h"
-#if defined(RONDO_AVX)
+#if defined(RONDO_INT16)
 #include "product_int16.h"
 #endif
 
@@ -24,9 +24,9 @@ namespace {
 
 using rondo::TileArgs;
 
-#if !defined(RONDO_AVX)
+#if !defined(RONDO_INT16)
 constexpr int kScaleBase = 117;
-#elif defined(__AVX512F__)
+#elif defined(__AVX512F__) || defined(RONDO_NEON)
 constexpr int kScaleBase = 117 - 1;  // the integers of the codes are twice their values
 #else
 constexpr int kScaleBase = 117 - 9;  // or 2^9 times
@@ -41,7 +41,7 @@ RONDO_INLINE v16f group_scales(const uint8_t* p) {
 #endif
 }
 
-#if defined(RONDO_AVX)
+#if defined(RONDO_INT16)
 typedef rondo::Int16Activations Activations;
 #else
 typedef rondo::Activations Activations;
@@ -65,6 +65,12 @@ namespace {
 
 }  // namespace
 #include "avx2.h"
+namespace {
+
+#elif defined(RONDO_NEON)
+
+}  // namespace
+#include "neon.h"
 namespace {
 
 #else
@@ -118,7 +124,7 @@ typedef rondo_linear_args rondo_nvfp4_linear_args;
 
 RONDO_OP(nvfp4_linear) { rondo::product<Nvfp4>(a, worker, workers); }
 
-#if defined(RONDO_AVX)
+#if defined(RONDO_INT16)
 typedef rondo_linear_args rondo_nvfp4_linear_pack_args;
 
 RONDO_OP(nvfp4_linear_pack) { rondo::pack_rows<Nvfp4>(a, worker, workers); }

@@ -85,6 +85,25 @@ def test_clang_finds_nothing_to_warn_of(isa: str) -> None:
         subprocess.run(["clang++", *flags, "-fsyntax-only", str(file)], check=True, timeout=120)
 
 
+ARM_COMPILER = shutil.which("aarch64-linux-gnu-g++") or shutil.which("aarch64-linux-gnu-g++-12")
+
+
+@pytest.mark.skipif(ARM_COMPILER is None, reason="needs a cross compiler for 64-bit ARM")
+@pytest.mark.parametrize("isa", ["neon", "portable"])
+def test_the_kernels_compile_for_arm(isa: str) -> None:
+    level = next(level for level in build.ISA_LEVELS if level.name == isa)
+    flags = [*build._COMMON_FLAGS, *level.flags, "-I", str(build._ROOT / "cpu")]
+    for file in sorted(build._ROOT.glob("*/*.cpp")):
+        subprocess.run([ARM_COMPILER, *flags, "-fsyntax-only", str(file)], check=True, timeout=120)
+
+
+def test_an_arm_processor_has_neon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build.platform, "machine", lambda: "aarch64")
+    assert machine_isas() == ["neon", "portable"]
+    with pytest.raises(ValueError, match=r"cannot run avx2.*usable: neon, portable"):
+        load_library("avx2")
+
+
 def test_no_compiler_says_how_to_get_one(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(source.parent))
     monkeypatch.delenv("CXX", raising=False)
