@@ -26,6 +26,8 @@ class ActionSpec:
 
 ACTIONS: tuple[ActionSpec, ...] = (
     ActionSpec("new_chat", "New chat", "File", 0, "new_chat", ("Ctrl+N",)),
+    ActionSpec("open_conversation", "Open a conversation…", "File", 0, "open_conversation", ("Ctrl+Shift+O",)),
+    ActionSpec("save_conversation", "Save the conversation…", "File", 0, "save_conversation", ("Ctrl+S",)),
     ActionSpec("open_model", "Open a model folder…", "File", 1, "open_model", ("Ctrl+O",)),
     ActionSpec("open_demo", "Open the demo model", "File", 1, "open_demo"),
     ActionSpec("reload", "Reload the model", "File", 1, "reload_model", ("Ctrl+R",)),
@@ -76,11 +78,18 @@ def native_text(key: str) -> str:
     return QKeySequence(key).toString(QKeySequence.SequenceFormat.NativeText)
 
 
+def allow(action: QAction, why_not: str) -> None:
+    """Enable an action, or say in its tool tip why it has no effect."""
+    action.setEnabled(not why_not)
+    action.setToolTip(why_not)
+
+
 def install(window: QMainWindow) -> dict[str, QAction]:
     """Make the actions of the table on `window` and its menu bar; returns them by name."""
     actions: dict[str, QAction] = {}
     for title in MENUS:
         menu: QMenu = window.menuBar().addMenu(title)
+        menu.setToolTipsVisible(True)  # why an action cannot be taken now
         group = 0
         for spec in (spec for spec in ACTIONS if spec.menu == title):
             if spec.group != group:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import PackageNotFoundError, version
 
 from PySide6 import __version__ as pyside_version
 from PySide6.QtCore import QEvent, QModelIndex, QObject, QPoint, Qt, Slot
@@ -110,6 +111,13 @@ class _KeysAtTheEnd(QStyledItemDelegate):
         side = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
         painter.setPen(option.palette.placeholderText().color())
         painter.drawText(rect, side, index.data(_KEYS_ROLE) or "")
+
+
+def product_version() -> str:
+    try:
+        return version("rondo")
+    except PackageNotFoundError:
+        return "(not installed)"
 
 
 class KeysDialog(QDialog):

@@ -74,7 +74,7 @@ def _report(text: str) -> ErrorReport:
     return ErrorReport(
         "The last run ended badly",
         cause,
-        "Settings are kept; the conversation of that run is not.",
+        "Settings are kept; the conversation of that run only where it was saved.",
         next_step,
         stacks,
     )

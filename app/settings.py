@@ -74,6 +74,15 @@ class Settings:
         self._store.setValue("last_folder", path)
 
     @property
+    def conversation_folder(self) -> str:
+        """Where a conversation was saved or opened last; models lie elsewhere."""
+        return self._text("conversation_folder")
+
+    @conversation_folder.setter
+    def conversation_folder(self, path: str) -> None:
+        self._store.setValue("conversation_folder", path)
+
+    @property
     def sampling(self) -> Sampling:
         """The stored sampling; a value of the wrong type falls back to its default."""
         try:

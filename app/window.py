@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from PySide6.QtCore import QSize, Qt, QUrl, Slot
@@ -22,7 +21,7 @@ from app import actions
 from app.bridge import Bridge
 from app.chat.page import ChatPage
 from app.compare.page import ComparePage
-from app.finder import AboutDialog, KeysDialog, Palette
+from app.finder import AboutDialog, KeysDialog, Palette, product_version
 from app.icons import app_icon, icon
 from app.knobs.candidate import Candidate
 from app.knobs.page import KnobsPage
@@ -102,6 +101,7 @@ class Window(QMainWindow):
         self.runs.rerun_wanted.connect(self._rerun)
         bridge.loaded.connect(self._on_loaded)
         bridge.busy_changed.connect(self._refresh_actions)
+        self.chat.changed.connect(self._refresh_actions)
         theme.dress(self)
         theme.changed.connect(self._restyle)
         self._say_title(None)
@@ -245,6 +245,16 @@ class Window(QMainWindow):
         self.chat.new_chat()
 
     @Slot()
+    def save_conversation(self) -> None:
+        self.show_chat()
+        self.chat.files.choose_target()
+
+    @Slot()
+    def open_conversation(self) -> None:
+        self.show_chat()
+        self.chat.files.choose()
+
+    @Slot()
     def open_model(self) -> None:
         self.model_page.choose()
 
@@ -335,6 +345,9 @@ class Window(QMainWindow):
         for name in ("send", "regenerate"):
             self.actions_by_name[name].setEnabled(loaded and not busy)
         self.actions_by_name["reload"].setEnabled(loaded and not self.bridge.loading_path)
+        files = self.chat.files
+        actions.allow(self.actions_by_name["save_conversation"], files.why_not_save())
+        actions.allow(self.actions_by_name["open_conversation"], files.why_not_open())
 
     @Slot()
     def _restyle(self) -> None:
@@ -370,13 +383,6 @@ class Window(QMainWindow):
         self.hide()  # what runs may need a moment to stop
         self.ended_in_time = self.bridge.close(CLOSE_TIMEOUT_S)
         event.accept()
-
-
-def product_version() -> str:
-    try:
-        return version("rondo")
-    except PackageNotFoundError:
-        return "(not installed)"
 
 
 def _folder(urls: list[QUrl]) -> str:

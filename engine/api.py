@@ -65,6 +65,8 @@ from engine.api_records import (
 )
 from engine.measure.telemetry import DRAFTERS, ROUND_DTYPE, ROUTES, RoundRing
 from engine.numbers import byte_size, grouped, significant
+from engine.replace_file import replace_text
+from engine.unique_keys import unique_keys
 
 __all__ = [
     "DEFAULT_PAIRS",
@@ -121,8 +123,10 @@ __all__ = [
     "byte_size",
     "grouped",
     "open_handle",
+    "replace_text",
     "roof_name",
     "significant",
+    "unique_keys",
 ]  # fmt: skip
 
 

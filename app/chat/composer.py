@@ -65,6 +65,10 @@ class Composer(QWidget):
         self.attachment.hide()
         column.addWidget(self.attachment)
         self._attached = ""
+        self.note = _Notice("", theme, "Dismiss")
+        self.note.closed.connect(self.note.hide)
+        self.note.hide()
+        column.addWidget(self.note)
         self.field = _Field()
         self.field.setPlaceholderText("Ask the model")
         self.field.setAccessibleName("Message to the model")
@@ -162,6 +166,11 @@ class Composer(QWidget):
         if self.editing.isVisible():
             self.edit_cancelled.emit()
 
+    def say(self, words: str) -> None:
+        """A quiet line above the field, until it is closed or another takes its place; none for no words."""
+        self.note.say(words)
+        self.note.setVisible(bool(words))
+
     # State.
 
     def set_state(self, *, can_send: bool, can_stop: bool, why_not: str = "") -> None:
@@ -187,7 +196,7 @@ class Composer(QWidget):
     def restyle(self) -> None:
         self._tint()
         self.sampling.restyle()
-        for notice in (self.editing, self.attachment):
+        for notice in (self.editing, self.attachment, self.note):
             notice.restyle()
 
     def _tint(self) -> None:
@@ -262,30 +271,51 @@ class _Field(QPlainTextEdit):
         self.setFixedHeight(shown * line + 2 * int(self.document().documentMargin()) + 12)
 
 
+class _CutLabel(QLabel):
+    """One line of plain text, cut with an ellipsis where it has no room; a screen reader is told all of it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.setTextFormat(Qt.TextFormat.PlainText)
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+        self.say(text)
+
+    def say(self, text: str) -> None:
+        self.whole = text
+        self.setAccessibleName(text)
+        self._cut()
+
+    def resizeEvent(self, event) -> None:
+        super().resizeEvent(event)
+        self._cut()
+
+    def _cut(self) -> None:
+        right = Qt.TextElideMode.ElideRight
+        self.setText(self.fontMetrics().elidedText(self.whole, right, self.width()))
+
+
 class _Notice(QFrame):
     """One line above the field with a close button. Signal: closed."""
 
     closed = Signal()
 
-    def __init__(self, text: str, theme: Theme) -> None:
+    def __init__(self, text: str, theme: Theme, close_tip: str = "Remove") -> None:
         super().__init__()
         self._theme = theme
         self.setObjectName("chip")
         row = QHBoxLayout(self)
         row.setContentsMargins(10, 3, 4, 3)
-        self._label = QLabel(text)
-        self._label.setTextFormat(Qt.TextFormat.PlainText)
-        self._label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+        self._label = _CutLabel(text)
         row.addWidget(self._label, 1)
-        self.close_button = icon_button(theme, "close", "Remove")
+        self.close_button = icon_button(theme, "close", close_tip)
         self.close_button.clicked.connect(self.closed)
         row.addWidget(self.close_button)
 
     def say(self, text: str) -> None:
-        self._label.setText(text)
+        self._label.say(text)
 
     def text(self) -> str:
-        return self._label.text()
+        return self._label.whole
 
     def restyle(self) -> None:
         self.close_button.setIcon(icon("close", self._theme.color("dim")))

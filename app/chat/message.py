@@ -28,6 +28,9 @@ from engine.api import Snapshot
 
 # A user message is shown up to here; all of it is sent.
 SHOWN_LIMIT = 1500
+# The same for a text that is shown whole at once, as one from a file is: well under a second of work.
+DRAWN_LIMIT = 200_000
+_LINE_COST = 64  # of a line, in characters that take as long
 
 
 def icon_button(theme: Theme, name: str, tip: str) -> QToolButton:
@@ -39,6 +42,30 @@ def icon_button(theme: Theme, name: str, tip: str) -> QToolButton:
     button.setToolTip(tip)
     button.setAccessibleName(tip)
     return button
+
+
+def drawing_cost(turn: Turn) -> int:
+    """How much work it is to show a turn at once, as a number of characters; its limits count."""
+    if turn.role == "user":
+        return SHOWN_LIMIT
+    return sum(min(_cost(text), DRAWN_LIMIT) for text in (turn.text, turn.reasoning))
+
+
+def _cost(text: str) -> int:
+    return len(text) + _LINE_COST * text.count("\n")
+
+
+def _drawn_part(text: str) -> str:
+    """As much of a text as is shown at once, from its beginning."""
+    if _cost(text) <= DRAWN_LIMIT:
+        return text
+    left, size = DRAWN_LIMIT, 0
+    for line in text[:DRAWN_LIMIT].split("\n"):
+        left -= len(line) + _LINE_COST
+        if left < 0:
+            break
+        size += len(line) + 1
+    return text[:size] or text[: DRAWN_LIMIT - _LINE_COST]
 
 
 def _speaker(text: str) -> QLabel:
@@ -105,7 +132,7 @@ class AnswerMessage(QWidget):
         super().__init__(parent)
         self.turn = turn
         self._theme = theme
-        self.speculated, self.may_be_cut = True, False
+        self.may_be_cut = False
         self.setAccessibleName("Answer")
         column = QVBoxLayout(self)
         column.setContentsMargins(14, 0, 8, 6)
@@ -170,17 +197,18 @@ class AnswerMessage(QWidget):
     def settle(self, snapshot: Snapshot | None = None) -> None:
         """Show the turn as it ended."""
         turn = self.turn
+        self.strip.setVisible(self.strip.count > 0)  # of an answer from a file no round is known
         if self.body.source.strip() != turn.text.strip():
-            self.body.set_source(turn.text)
+            self._draw(self.body, turn.text)
         self.body.finish()
         if turn.reasoning.strip():
             self.thinking.show()
             if self.thinking.body.source.strip() != turn.reasoning.strip():
-                self.thinking.body.set_source(turn.reasoning)
+                self._draw(self.thinking.body, turn.reasoning)
             self.thinking.body.finish()
             self.thinking.set_open(self.thinking.is_open and not turn.text)
         if turn.generation is not None:
-            self.figures.setText(readout(turn.generation, self.speculated))
+            self.figures.setText(readout(turn.generation, turn.speculated))
             self.figures.setToolTip(details(turn.generation))
         if turn.error is not None:
             self.figures.setText(
@@ -191,10 +219,20 @@ class AnswerMessage(QWidget):
             may_be_cut = self.may_be_cut and turn.is_refused
             remedy = "Drop the oldest part and send again" if may_be_cut else ""
             self.body.setVisible(bool(turn.text))
-            self.strip.setVisible(self.strip.count > 0)
             self.error_card = ErrorCard(turn.error, snapshot, dismissable=False, remedy=remedy)
             self.error_card.remedy_wanted.connect(self.cut_wanted)
             self._column.insertWidget(self._column.indexOf(self.strip), self.error_card)
+
+    def _draw(self, body: MessageBody, text: str) -> None:
+        """Show a text in place of what was there; of a very long one its beginning, and a note."""
+        part = _drawn_part(text)
+        body.set_source(part)
+        if len(part) < len(text):
+            note = (
+                f"Shown: the first {grouped(len(part))} of {grouped(len(text))} characters. "
+                "All of it is part of the conversation."
+            )
+            self._column.insertWidget(self._column.indexOf(self.strip), _speaker(note))
 
     def set_free(self, free: bool) -> None:
         """Whether the engine is free for what the buttons ask."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import numpy as np
-from PySide6.QtCore import Qt, QUrl, Slot
+from PySide6.QtCore import Qt, QUrl, Signal, Slot
 from PySide6.QtGui import QDesktopServices, QGuiApplication
 from PySide6.QtWidgets import (
     QHBoxLayout,
@@ -18,8 +18,9 @@ from PySide6.QtWidgets import (
 
 from app.bridge import Bridge, rounds_of
 from app.chat.composer import Composer
+from app.chat.conversation_dialogs import ConversationDialogs, model_name
 from app.chat.message import AnswerMessage, UserMessage
-from app.chat.transcript import Transcript
+from app.chat.transcript import Transcript, Turn
 from app.chat.view import COLUMN_PX, ConversationView, EmptyState
 from app.errors import ErrorCard
 from app.settings import Settings
@@ -30,7 +31,9 @@ OPENABLE = ("http", "https", "mailto")
 
 
 class ChatPage(QWidget):
-    """One conversation with the loaded model."""
+    """One conversation with the loaded model. Signal: changed, after turns came, ended or went."""
+
+    changed = Signal()
 
     def __init__(
         self, bridge: Bridge, theme: Theme, settings: Settings, parent: QWidget | None = None
@@ -40,6 +43,7 @@ class ChatPage(QWidget):
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self._bridge, self._settings = bridge, settings
         self.transcript = Transcript()
+        self.files = ConversationDialogs(self, bridge, settings, self)
         self._answer: AnswerMessage | None = None
         self._editing: UserMessage | None = None
         self._draft = ""  # what stood in the field when an edit began; it comes back after it
@@ -106,6 +110,11 @@ class ChatPage(QWidget):
         self._notice_row.setContentsMargins(18, 12, 18, 0)
         self._notice_row.addWidget(self.notice)
 
+    def take_back(self, report: ErrorReport | None) -> None:
+        """Drop the notice where it still shows this report."""
+        if self.notice is not None and self.notice.report is report:
+            self._drop_notice()
+
     @Slot()
     def _drop_notice(self) -> None:
         if self.notice is not None:
@@ -143,8 +152,17 @@ class ChatPage(QWidget):
         """Ask a question as if it had been typed."""
         if self._bridge.model is None or self._bridge.is_busy or not text.strip():
             return
-        self.view.add(self.transcript.ask(text)).edit_wanted.connect(self._on_edit)
+        self.composer.say("")
+        self._connect(self.view.add(self.transcript.ask(text)))
         self._write_answer()
+
+    def _connect(self, message: UserMessage | AnswerMessage) -> None:
+        if isinstance(message, UserMessage):
+            message.edit_wanted.connect(self._on_edit)
+            return
+        message.retry_wanted.connect(self._on_retry)
+        message.cut_wanted.connect(self._on_cut_wanted)
+        message.link_clicked.connect(self.confirm_link)
 
     @Slot()
     def regenerate(self) -> None:
@@ -161,10 +179,18 @@ class ChatPage(QWidget):
         """Start over; an answer that is being written is stopped."""
         if self._bridge.is_generating:
             self._bridge.cancel()
+        self.replace(())
+
+    def replace(self, turns: tuple[Turn, ...]) -> None:
+        """Show the turns of a file in place of the conversation; the next question goes on with them."""
         self._answer = None
         self.cancel_edit()
-        self.transcript.clear()
-        self.view.clear()
+        self.composer.say("")
+        self.transcript.fill(turns)
+        self.view.fill(self.transcript.turns)
+        for message in self.view.messages:
+            self._connect(message)
+        self.view.follow()
         self._refresh()
         self.composer.field.setFocus()
 
@@ -197,12 +223,14 @@ class ChatPage(QWidget):
             thinking=self.composer.thinking_choice(),
             truncate=truncate or sampling.truncate,
         )
-        turn = self.transcript.begin_answer(self._bridge.generate(request))
+        turn = self.transcript.begin_answer(
+            self._bridge.generate(request),
+            model=model_name(self._bridge.model),
+            speculated=request.speculate,
+        )
         self._answer = self.view.add(turn)
-        self._answer.speculated, self._answer.may_be_cut = request.speculate, not request.truncate
-        self._answer.retry_wanted.connect(self._on_retry)
-        self._answer.cut_wanted.connect(self._on_cut_wanted)
-        self._answer.link_clicked.connect(self.confirm_link)
+        self._answer.may_be_cut = not request.truncate
+        self._connect(self._answer)
         self._answer.show_running(self._bridge.snapshot)
         self.view.follow()
         self._refresh()
@@ -314,10 +342,9 @@ class ChatPage(QWidget):
         for message in self.view.messages:
             message.set_free(not why)
         self.demo_badge.setVisible(bool(card and card.is_demo))
-        self.model_name.setText(
-            f"{card.name} · {card.weight_format}" if card else "No model loaded"
-        )
+        self.model_name.setText(model_name(card) or "No model loaded")
         self._stack.setCurrentIndex(1 if self.transcript.turns else 0)
+        self.changed.emit()
         if card is None and bridge.loading_path:
             self.empty.show_state(
                 "Loading the model",

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from engine.api import ErrorReport, Generation, Message
 
@@ -74,7 +76,7 @@ def _overlap(text: str, mark: str) -> int:
 class Turn:
     """One message of the conversation.
 
-    `status` of an answer: waiting, writing, done or failed.
+    `status` of an answer: waiting, writing, done or failed. `model` is the name of the one that wrote it.
     """
 
     role: str
@@ -84,6 +86,8 @@ class Turn:
     request_id: int = 0
     generation: Generation | None = None
     error: ErrorReport | None = None
+    model: str = ""
+    speculated: bool = True
     split: ThinkingSplit = field(default_factory=ThinkingSplit)
 
     @property
@@ -92,11 +96,29 @@ class Turn:
         return self.error is not None and self.error.prompt_refused
 
 
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a file holds: question and answer by turns, the name of the latest model, when it was saved."""
+
+    turns: tuple[Turn, ...]
+    model: str
+    saved: datetime
+
+
 class Transcript:
-    """The turns in order; at most the last one is being written."""
+    """The turns in order; at most the last one is being written.
+
+    `is_saved`: a file holds them as they stand; whoever wrote it says so, and the next change takes it back.
+    """
 
     def __init__(self) -> None:
         self.turns: list[Turn] = []
+        self.is_saved = False
+
+    @property
+    def is_unsaved(self) -> bool:
+        """Whether there is something that no file holds."""
+        return bool(self.turns) and not self.is_saved
 
     @property
     def open_turn(self) -> Turn | None:
@@ -111,10 +133,14 @@ class Transcript:
         if not text.strip():
             raise ValueError("the message is empty")
         self.turns.append(Turn("user", clean(text)))
+        self.is_saved = False
         return self.turns[-1]
 
-    def begin_answer(self, request_id: int) -> Turn:
-        self.turns.append(Turn("assistant", status="waiting", request_id=request_id))
+    def begin_answer(self, request_id: int, *, model: str = "", speculated: bool = True) -> Turn:
+        turn = Turn("assistant", status="waiting", request_id=request_id)
+        turn.model, turn.speculated = model, speculated
+        self.turns.append(turn)
+        self.is_saved = False
         return self.turns[-1]
 
     def feed(self, request_id: int, delta: str) -> tuple[str, str]:
@@ -152,10 +178,13 @@ class Transcript:
         """Drop turn `index` and all after it; returns the text of that turn."""
         text = self.turns[index].text
         del self.turns[index:]
+        self.is_saved = False
         return text
 
-    def clear(self) -> None:
-        self.turns.clear()
+    def fill(self, turns: Iterable[Turn]) -> None:
+        """Hold the turns of a file in place of those before."""
+        self.turns[:] = turns
+        self.is_saved = True
 
     def messages(self) -> tuple[Message, ...]:
         """What the engine is asked with: every turn that has text, failed answers without any left out.

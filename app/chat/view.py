@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from PySide6.QtCore import QSize, Qt, Signal, Slot
 from PySide6.QtWidgets import (
     QAbstractSlider,
@@ -15,13 +17,14 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.chat.message import AnswerMessage, UserMessage
+from app.chat.message import AnswerMessage, UserMessage, drawing_cost
 from app.chat.transcript import Turn
 from app.theme import Theme
 
 COLUMN_PX = 860
 # Older messages stay in the conversation but lose their widgets: each is a text document of its own.
 WIDGET_LIMIT = 120
+FILL_LIMIT = 600_000  # drawing cost of what is shown of a file at once, about a second
 _AT_END_PX = 12
 _FILLS = 10_000  # stretch of what takes all the room up to its greatest width
 
@@ -82,6 +85,22 @@ class ConversationView(QScrollArea):
             self._hidden_count += 1
         self._say_earlier()
         return message
+
+    def fill(self, turns: Sequence[Turn]) -> None:
+        """Show finished turns in place of what was there, from the latest back to where it would take long."""
+        self.clear()
+        shown, left = 0, FILL_LIMIT
+        for turn in reversed(turns[-WIDGET_LIMIT:]):
+            left -= drawing_cost(turn)
+            if left < 0 and shown >= 2:
+                break
+            shown += 1
+        self._hidden_count = len(turns) - shown
+        for turn in turns[self._hidden_count :]:
+            message = self.add(turn)
+            if isinstance(message, AnswerMessage):
+                message.settle()
+        self._say_earlier()
 
     def cut(self, message: UserMessage | AnswerMessage) -> None:
         """Remove `message` and all after it."""

@@ -138,3 +138,18 @@ def check_head_that_rested(kind: BackendKind, loaded: Loaded) -> None:
     got, wanted = (each.draft_steps(IDS[30], 3, 2) for each in (backend, anew))
     assert got == wanted
     assert_same(kind, backend, anew)
+
+
+def check_mark_behind_a_draft(kind: BackendKind, loaded: Loaded) -> None:
+    """What was drafted in front of a mark, and not committed, leaves no trace behind it."""
+    backend, plain = opened(kind, loaded), opened(kind, loaded)
+    for each in (backend, plain):
+        each.reset(speculate=True)
+        each.prefill(IDS[:20])
+    backend.draft(ELSEWHERE[20], 3)
+    mark = backend.mark()
+    backend.prefill(ELSEWHERE[20:31])
+    backend.resume(mark, speculate=True)
+    for each in (backend, plain):
+        each.prefill(IDS[20:30])
+    assert_same(kind, backend, plain)

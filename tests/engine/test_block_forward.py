@@ -219,6 +219,25 @@ def test_long_prompts_and_idle_rounds_overflow_the_waiting_rows(
     assert_same_context(compiled, *backends)
 
 
+def test_behind_a_mark_the_cache_begins_anew_at_its_place(
+    backend_factory: BackendKind, loaded: Loaded, drafter: BlockCheckpoint
+) -> None:
+    back, plain = (following(backend_factory, loaded, drafter) for _ in range(2))
+    anew = backend_factory.make(loaded.config, loaded.weights, CAPACITY)
+    anew.attach_block(own_copy(drafter))
+    anew.prefill(IDS[:PROMPT])
+    anew.resume(None, speculate=True)
+    mark = back.mark()
+    back.prefill(IDS[:40])
+    back.draft_block(IDS[40], 8)
+    back.resume(mark, speculate=True)
+    for backend in (back, plain, anew):
+        backend.prefill(IDS[PROMPT : CAPACITY - 5])
+    assert len(context(back)[0]) == CAPACITY - 5 - PROMPT
+    assert_same_context(backend_factory, back, anew)
+    assert back.block_room() == plain.block_room() < drafter.config.block_size
+
+
 def test_proposals_never_change_the_text(
     backend_factory: BackendKind, loaded: Loaded, drafter: BlockCheckpoint
 ) -> None:

@@ -20,6 +20,7 @@ from resume_checks import (
     check_back_to_a_mark,
     check_end_of_marks,
     check_head_that_rested,
+    check_mark_behind_a_draft,
     check_on_from_the_end,
 )
 from state_checks import (
@@ -157,6 +158,7 @@ def test_a_sequence_goes_back_to_a_mark(loaded: Loaded, after: Rounds) -> None:
     check_back_to_a_mark(KIND, loaded, start=13, before=some, away=some, more=11, after=after)
     check_end_of_marks(KIND, loaded)
     check_head_that_rested(KIND, loaded)
+    check_mark_behind_a_draft(KIND, loaded)
 
 
 @pytest.mark.parametrize(("before", "after"), [(True, True), (True, False), (False, True)])

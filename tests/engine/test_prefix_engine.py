@@ -102,7 +102,9 @@ def test_a_cancelled_answer_and_a_cancelled_prompt_are_built_upon(engine: Engine
     assert after.token_ids == wanted.token_ids
 
 
-@pytest.mark.parametrize("what", ["a switch", "another sequence", "a measured answer", "no room"])
+@pytest.mark.parametrize(
+    "what", ["a switch", "another sequence", "a measured answer", "an error", "no room"]
+)
 def test_what_is_not_to_be_built_upon_is_read_anew(folder: Path, what: str) -> None:
     request = GenerateRequest(messages=(Message("user", QUESTIONS[0]),), max_tokens=8)
     with Engine.open(folder, profile=None, threads=1) as engine:
@@ -114,6 +116,10 @@ def test_what_is_not_to_be_built_upon_is_read_anew(folder: Path, what: str) -> N
             engine.logits([1, 2, 3])
         elif what == "a measured answer":
             engine.generate(request)
+            assert engine._prefixes._marks == []
+        elif what == "an error":
+            with pytest.raises(ZeroDivisionError):
+                engine.generate(request, resume=True, on_round=lambda *_: 1 // 0)
         else:
             engine.set_knobs({"QWEN38_CACHE_GB": "0"})
             engine.generate(request, resume=True)

@@ -13,6 +13,7 @@ from resume_checks import (
     check_end_of_marks,
     check_head_that_began_anew,
     check_head_that_rested,
+    check_mark_behind_a_draft,
     check_on_from_the_end,
 )
 
@@ -53,6 +54,12 @@ def test_going_on_from_the_end_is_going_on(
 
 def test_a_mark_ends_with_its_sequence(backend_factory: BackendKind, loaded: Loaded) -> None:
     check_end_of_marks(backend_factory, loaded)
+
+
+def test_a_draft_in_front_of_a_mark_leaves_no_trace(
+    backend_factory: BackendKind, loaded: Loaded
+) -> None:
+    check_mark_behind_a_draft(backend_factory, loaded)
 
 
 def test_a_head_that_began_anew_meanwhile_begins_anew(

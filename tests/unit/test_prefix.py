@@ -100,6 +100,17 @@ def test_a_long_prompt_has_marks_at_intervals() -> None:
     assert read(cache, backend, prompt) == 2 * INTERVAL
 
 
+def test_marks_of_a_way_that_was_left_are_gone() -> None:
+    backend = Sequence()
+    cache = PrefixCache(backend)
+    prompt = list(range(3 * INTERVAL + 100))
+    read(cache, backend, prompt)
+    fork = prompt[: INTERVAL + 7] + [-1] * (2 * INTERVAL)
+    assert read(cache, backend, fork) == INTERVAL
+    again = fork[: 2 * INTERVAL + 50] + [-2] * 60
+    assert read(cache, backend, again) == 2 * INTERVAL
+
+
 def test_the_mark_that_saves_least_goes_first_and_the_newest_stays() -> None:
     backend = Sequence(mark_bytes=100)
     cache = PrefixCache(backend)
