@@ -34,7 +34,7 @@ DONE = Generation(
     "It reads.", "Hm.", (5, 6, 7), 12, 0, "stop", 2, 6, 3, 1.5, 50.0, 9.0, 1e3, 1234.0, 8.0, 10, 3.0, 41.0
 )  # fmt: skip
 FAILED = ErrorReport(
-    "It failed", "A NaN.", "kept", "next", "a stack of /home/me", prompt_refused=True
+    "It failed", "A NaN.", "kept", "next", "a stack of a/secret/folder", prompt_refused=True
 )
 
 
@@ -86,7 +86,7 @@ def test_what_the_json_holds() -> None:
     assert answer["error"] is None
     assert (last["text"], last["ended"], last["figures"]) == ("half", "error", None)
     assert last["error"]["cause"] == "A NaN."
-    assert "/home/me" not in text, "a stack names folders of this machine"
+    assert "a/secret/folder" not in text, "a stack names folders of this machine"
     assert len(text.splitlines()) == 6 + 4 + 2, "a turn is a line"
 
 
