@@ -201,7 +201,8 @@ class Engine(EngineCompares):
     def restore_knobs(self, knobs: KnobSet) -> None:
         """Put back values that were in effect on this model before, with their sources."""
         self._backend.apply_knobs(knobs)
-        self._prefixes.forget()
+        if not knobs.same_bits(self._knobs):
+            self._prefixes.forget()
         self._knobs = knobs
         self.card = replace(self._describe(knobs), notices=self.card.notices)
 

@@ -100,6 +100,11 @@ class KnobSet:
             (knob.name, self._raw[knob.name][0]) for knob in KNOBS if knob.flip == "recapture"
         )
 
+    def same_bits(self, other: KnobSet) -> bool:
+        """Whether what a model computes has the same bits under both, whatever they have it propose."""
+        changing = (knob.name for knob in KNOBS if knob.bits not in ("identical", "proposes-only"))
+        return all(self.raw(name)[0] == other.raw(name)[0] for name in changing)
+
     def value(self, name: str) -> Value:
         """Value of a switch of any kind."""
         return self._parsed[name]

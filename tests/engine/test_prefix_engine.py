@@ -102,6 +102,22 @@ def test_a_cancelled_answer_and_a_cancelled_prompt_are_built_upon(engine: Engine
     assert after.token_ids == wanted.token_ids
 
 
+def test_a_switch_that_keeps_the_bits_keeps_what_was_read(folder: Path) -> None:
+    request = GenerateRequest(messages=(Message("user", QUESTIONS[0]),), max_tokens=12)
+    with Engine.open(folder, profile=None, threads=1) as engine:
+        first = engine.generate(request, resume=True)
+        for changes in (
+            {"QWEN38_MTP_DEPTH": "1"},
+            {"QWEN38_COMMIT_IN_VERIFY": "0"},
+            {"QWEN38_VERIFY_GRAPH": "0"},
+            {"QWEN38_CPU_THREADS": "2"},
+        ):
+            engine.set_knobs(changes)
+            again = engine.generate(request, resume=True)
+            assert again.kept_prompt_tokens == first.prompt_tokens - TAIL
+            assert again.token_ids == first.token_ids
+
+
 @pytest.mark.parametrize(
     "what", ["a switch", "another sequence", "a measured answer", "an error", "no room"]
 )
