@@ -344,14 +344,15 @@ def test_the_command_refuses_what_it_cannot_compare(capsys: pytest.CaptureFixtur
 def test_the_command_writes_the_rates_that_the_switch_reads(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one_a_class = list(dict(read_policy_prompts()).items())
-    monkeypatch.setattr(bench_policies, "read_policy_prompts", lambda: one_a_class)
     options = "bench --suite policies --tokens 24 --turns 1 --threads 1 --json"
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     assert main([*options.split(), "--write-rates", str(first)]) == 0
     learned = json.loads(first.read_text())
     assert learned.pop("_about")["model"] == "demo-model"
+    # Of fewer prompts the router may not look up one: it goes by the time that rounds take.
     assert sum(sum(counts) for counts in learned.values()) > 0
+    one_a_class = list(dict(read_policy_prompts()).items())
+    monkeypatch.setattr(bench_policies, "read_policy_prompts", lambda: one_a_class)
     prior = ["--knob", f"QWEN38_STAIR_RHO={first}"]
     assert main([*options.split(), *prior, "--write-rates", str(second)]) == 0
     capsys.readouterr()
