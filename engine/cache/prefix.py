@@ -53,6 +53,8 @@ class PrefixCache:
         self._sequence = self._backend.sequence
         self._tokens = list(prompt)
         self._marks = [each for each in self._marks if each.length <= kept]
+        while len(self._marks) > self._most:  # the budget was larger before
+            del self._marks[self._least_useful()]
         return kept
 
     def next_stop(self, at: int, end: int) -> int:

@@ -193,3 +193,13 @@ def test_a_backend_that_failed_on_its_way_is_not_built_upon() -> None:
         cache.begin(prompt, speculate=True, budget_bytes=GB)
     backend.breaks = False
     assert read(cache, backend, prompt) == 0
+
+
+def test_a_smaller_budget_holds_for_the_marks_that_are_there() -> None:
+    backend = Sequence(mark_bytes=100)
+    cache = PrefixCache(backend)
+    prompt = list(range(4 * INTERVAL))
+    read(cache, backend, prompt, budget=499)
+    assert len(cache._marks) == 4
+    read(cache, backend, [*prompt, *range(200)], budget=299)
+    assert len(cache._marks) == 2
