@@ -171,6 +171,7 @@ class Engine(EngineCompares):
         has = {
             "the MTP head": self._checkpoint.weights.mtp is not None,
             "the block drafter": self._backend.block is not None,
+            "an NVFP4 weight for the vector units": self._backend.takes_int8,
         }
         return frozenset(name for name, held in has.items() if held)
 

@@ -13,7 +13,7 @@ from engine.knob_rows import knob_rows, profile_of
 from engine.knobs import KnobSet, write_profile
 
 _BACKEND = "native"
-_OFFERS = frozenset({"the MTP head"})
+_OFFERS = frozenset({"the MTP head", "an NVFP4 weight for the vector units"})
 
 
 class FakeKnobs:

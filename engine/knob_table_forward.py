@@ -180,6 +180,14 @@ FORWARD: tuple[Knob, ...] = (
         backends=_BOTH, why=_READABLE,
     ),
     Knob(
+        "NVFP4_INT8", "bool", "0",
+        "Read the inputs of NVFP4 products rounded to 8 bits, sixteen to a step, in place of bf16. Faster, and "
+        "less exact: a text may differ where two tokens are close. Drafts still change nothing.",
+        "near-tie", "recapture", "NVFP4 products of 8-bit inputs", "products",
+        why=_READABLE, why_cuda="the kernels there multiply bf16",
+        needs=("an NVFP4 weight for the vector units",),
+    ),
+    Knob(
         "NVFP4_PREFILL_V2", "bool", "1",
         "Multiply NVFP4 weights with 33 and more rows in a kernel; off, expand them for the library's product.",
         "near-tie", "recapture", "wide NVFP4 kernels", "products",

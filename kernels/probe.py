@@ -85,8 +85,12 @@ class CacheFlush:
 class Probe:
     """Holds a working set that no cache can keep, and measures over it on request."""
 
-    def __init__(self, pool: Pool, *, working_set_bytes: int | None = None) -> None:
+    def __init__(
+        self, pool: Pool, *, working_set_bytes: int | None = None, int8: bool = False
+    ) -> None:
         """Allocate and touch the working set: by default 1 GiB or 8 times the largest cache.
+
+        `int8`: the dot product is that of 8-bit integers.
 
         Raises:
             ValueError: working_set_bytes below 1 MiB.
@@ -100,7 +104,8 @@ class Probe:
         self._sink = aligned_zeros((pool.threads, 16), torch.float32)
         self._operands = aligned_zeros(64, torch.float32)
         self._pool = pool
-        count = pool.library.function("rondo_probe_dot_flops")
+        self._dot = "rondo_probe_dot_int8" if int8 else "rondo_probe_dot"
+        count = pool.library.function(f"{self._dot}_flops")
         count.restype = ctypes.c_int64
         self._dot_flops = count()
         self._ahead: int | None = None
@@ -137,13 +142,13 @@ class Probe:
     def dot_gflops(self) -> float:
         """GFLOP/s of the dot-product instruction of this library in independent chains.
 
-        Tiles of the matrix unit, pairs of bf16 or of int16, or fp32 multiply-add, the first that the level has;
-        all threads together.
+        Tiles of the matrix unit, pairs of bf16 or of int16, or fp32 multiply-add, the first that the level has,
+        or bytes; all threads together.
         """
         args = _ProbeArgs(self._operands.data_ptr(), None, self._sink.data_ptr())
         args.rounds = _DOT_ROUNDS
         flops = _DOT_ROUNDS * self._dot_flops * self._pool.threads
-        return flops / self._seconds("rondo_probe_dot", args) * 1e-9
+        return flops / self._seconds(self._dot, args) * 1e-9
 
     def barrier_ns(self) -> float:
         """Median nanoseconds of an empty step: how long the threads take to meet.

@@ -228,7 +228,12 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
         export_csv.require_new(file)
     machine = machine_record()
     on_gpu = arguments.device == "cuda"
-    with _probes(request.threads, wanted=not arguments.no_roof, on_gpu=on_gpu) as probes:
+    with _probes(
+        request.threads,
+        wanted=not arguments.no_roof,
+        on_gpu=on_gpu,
+        int8=knobs.flag("NVFP4_INT8"),
+    ) as probes:
         report = run_bench(
             request,
             factory_on(arguments.device, knobs),
@@ -286,7 +291,7 @@ def _request(arguments: argparse.Namespace) -> BenchRequest:
 
 
 @contextlib.contextmanager
-def _probes(threads: int, *, wanted: bool, on_gpu: bool) -> Iterator[Probes | None]:
+def _probes(threads: int, *, wanted: bool, on_gpu: bool, int8: bool) -> Iterator[Probes | None]:
     from engine.measure.roof import native_probes
 
     if not wanted:
@@ -299,7 +304,7 @@ def _probes(threads: int, *, wanted: bool, on_gpu: bool) -> Iterator[Probes | No
 
         yield CudaProbes(torch.device("cuda", 0)) if torch.cuda.is_available() else None
         return
-    with native_probes(threads) as probes:
+    with native_probes(threads, int8=int8) as probes:
         yield probes
 
 

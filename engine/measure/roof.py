@@ -28,7 +28,7 @@ class Probes(Protocol):
         """Cold read rate over the working set, GB/s."""
 
     def dot_gflops(self) -> float:
-        """Peak of BF16 dot products with FP32 sums, GFLOP/s."""
+        """Peak of the dot product that the kernels are made of, GFLOP/s."""
 
     def barrier_ns(self) -> float:
         """How long the threads take to meet, ns; it tells near cores from far ones."""
@@ -60,12 +60,13 @@ def roof_of_rounds(pool: Pool, bytes_per_round: int) -> Roof:
 
 @contextmanager
 def native_probes(
-    threads: int | None = None, working_set_bytes: int | None = None
+    threads: int | None = None, working_set_bytes: int | None = None, *, int8: bool = False
 ) -> Iterator[Probe]:
     """Probes on a pool of `threads` workers (default: every core this process may use).
 
     Args:
         working_set_bytes: default 1 GiB or eight times the last-level cache, whichever is more.
+        int8: the peak is that of 8-bit integers.
 
     Raises:
         UsageError: fewer than one thread.
@@ -90,7 +91,7 @@ def native_probes(
         ) from error
     with pool:
         try:
-            probe = Probe(pool, working_set_bytes=working_set_bytes)
+            probe = Probe(pool, working_set_bytes=working_set_bytes, int8=int8)
         except (MemoryError, RuntimeError) as error:
             what = f"the memory probe in the {free_memory_bytes() / 1e9:.1f} GB that are free"
             step = "Close other programs, or probe a smaller working set."

@@ -65,6 +65,7 @@ class CudaBackend(Backend):
     """
 
     name = "cuda"
+    takes_int8 = False
 
     def __init__(
         self,

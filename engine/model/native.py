@@ -38,7 +38,7 @@ from engine.model.native_forward import NativeForward
 from engine.model.native_state import committed_state
 from engine.model.native_weights import NativeWeights
 from engine.model.pass_times import PassTimes
-from engine.model.projection import Packing
+from engine.model.projection import Packing, takes_int8
 from engine.model.steps import PassTape
 from engine.model.suspect import first_suspect
 from engine.model.switches import Switches
@@ -91,6 +91,7 @@ class NativeBackend(Backend):
         self._packing = Packing(
             knobs.flag("FUSE_PROJ"), knobs.flag("GDN_AB"), pool.library.has_matrix_unit
         )
+        self.takes_int8 = takes_int8(weights, self._packing)
         packed = NativeWeights.pack(
             config,
             weights,

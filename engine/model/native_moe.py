@@ -14,6 +14,7 @@ from engine.load.stored import StoredLinear
 from engine.load.weights import ExpertWeights, ModelWeights, MoeWeights
 from engine.model.config import ModelConfig
 from engine.model.projection import Packing, Projection, free, pack_group
+from engine.model.steps import as_read
 from kernels.cpu.buffers import aligned_zeros
 from kernels.cpu.product import PackedLinear
 from kernels.elementwise.native import silu_mul
@@ -105,7 +106,7 @@ class NativeMoe:
             (fused,) = self.gate_up
             moe_gate_up(
                 tape,
-                fused,
+                as_read(tape, fused),
                 plan,
                 x=x,
                 out=buffers.hidden,
@@ -119,7 +120,7 @@ class NativeMoe:
             for weight, out in zip(self.gate_up, buffers.gate_up, strict=True):
                 moe_gate_up(
                     tape,
-                    weight,
+                    as_read(tape, weight),
                     plan,
                     x=x,
                     out=out,
@@ -131,7 +132,7 @@ class NativeMoe:
             silu_mul(tape, gate=gate, up=up, out=buffers.hidden, rows=rows * plan.top_k)
         moe_down(
             tape,
-            self.down,
+            as_read(tape, self.down),
             plan,
             x=buffers.hidden,
             out=buffers.y,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.load.stored import Dense, Fp8Block, Fp8Row, Nvfp4, StoredLinear
+from engine.load.weights import ModelWeights, parts_of
 from engine.model.steps import linear
 from kernels.bf16_linear.pack import pack_bf16
 from kernels.cpu.product import PackedLinear
@@ -102,6 +103,14 @@ class Projection:
                 # Products of one projection write other columns each, so they need not wait.
                 barrier=barrier and last,
             )
+
+
+def takes_int8(weights: ModelWeights, packing: Packing) -> bool:
+    """Whether a product that is no head has a form that reads its input rounded to 8 bits."""
+    layers = (*weights.layers, *([weights.mtp] if weights.mtp else []))
+    return not packing.amx and any(
+        isinstance(part, Nvfp4) for layer in layers for part in parts_of(layer)
+    )
 
 
 def free(stored: StoredLinear) -> None:

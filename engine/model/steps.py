@@ -7,7 +7,7 @@ gets the kernels.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,11 +30,13 @@ from kernels.elementwise.native import add
 from kernels.gated_delta import native as delta_kernel
 from kernels.gated_delta.buffers import DeltaRecord
 from kernels.kv_cache.native import KvCache
+from kernels.moe.pack import PackedExperts
 from kernels.rms_norm import native as norm_kernel
 from kernels.rope import native as rope_kernel
 from kernels.tape import Pool, StepModel, Tape
 
 _KERNELS = Switches()
+Packed = TypeVar("Packed", PackedLinear, PackedExperts)
 _WIDE_FROM = 17  # rows from which the wide tile table counts
 
 
@@ -99,6 +101,8 @@ def linear(
     kind, by_kernel = _product_way(_switches(tape), packed, out, rows)
     if by_kernel:
         tape.count(f"{kind} kernels")
+        if out.dtype == torch.bfloat16:  # a head keeps what decides between near ties
+            packed = as_read(tape, packed)
         product_kernel.linear(
             tape,
             packed,
@@ -113,6 +117,16 @@ def linear(
         return
     width = packed.columns if columns is None else columns
     _host(tape, name, host_product(packed, x, out, rows, width), f"{kind} expanded")
+
+
+def as_read(tape: Tape, packed: Packed) -> Packed:
+    """A weight, or those of experts, for the product that reads its input as the switches want it."""
+    shape = packed if isinstance(packed, PackedLinear) else packed.shape
+    if not shape.takes_int8:
+        return packed
+    int8 = _switches(tape).int8_inputs
+    tape.count(f"NVFP4 products of {8 if int8 else 16}-bit inputs")
+    return packed.reading_int8() if int8 else packed
 
 
 def attention(
@@ -229,6 +243,8 @@ def _product_way(
 def _blocking(tape: Tape, packed: PackedLinear, rows: int) -> Blocking:
     """The sizes that a table has for this product, or the default."""
     switches = _switches(tape)
+    if packed.int8:
+        return DEFAULT
     if packed.function == "rondo_nvfp4_linear" and rows <= PRIVATE_ROWS:
         if rows < _WIDE_FROM:
             table, path = switches.narrow_tiles, "narrow NVFP4"

@@ -15,6 +15,7 @@ class Switches(Ways):
     """The ways of the native forward, with the tables of its products."""
 
     attention_library_from: int = way("GQA_FROM")
+    int8_inputs: bool = way("NVFP4_INT8")
     prefill_solve: bool = way("UT_INVERSE")
     narrow_tiles: TileTable = field(default_factory=TileTable)
     wide_tiles: TileTable = field(default_factory=TileTable)

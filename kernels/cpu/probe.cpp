@@ -18,6 +18,7 @@ struct rondo_probe_args {
 typedef rondo_probe_args rondo_probe_read_args;
 typedef rondo_probe_args rondo_probe_copy_args;
 typedef rondo_probe_args rondo_probe_dot_args;
+typedef rondo_probe_args rondo_probe_dot_int8_args;
 
 namespace {
 
@@ -33,6 +34,14 @@ constexpr int64_t kDotFlops = kChains * rondo::kRegLanes * 4;
 #else
 constexpr int64_t kDotFlops = kChains * 16 * 2;
 #endif
+#endif
+
+#if defined(__AVX512VNNI__)
+constexpr int64_t kInt8Flops = 12 * 16 * 8;
+#elif defined(RONDO_AVX)
+constexpr int64_t kInt8Flops = 12 * rondo::kRegLanes * 8;
+#else
+constexpr int64_t kInt8Flops = kDotFlops;  // there those products are of fp32, too
 #endif
 
 RONDO_INLINE rondo_range share_of(const rondo_probe_args* a, int32_t worker, int32_t workers) {
@@ -127,4 +136,36 @@ RONDO_OP(probe_dot) {
   store16(sink, total);
 }
 
+// Of 8-bit integers, as in the products of product_int8.h.
+RONDO_OP(probe_dot_int8) {
+#if defined(__AVX512VNNI__) || defined(RONDO_AVX)
+  (void)workers;
+  uint32_t* sink = a->sink + worker * 16;
+#if defined(__AVX512VNNI__)
+  typedef __m512i reg;
+#else
+  typedef rondo::regi reg;
+#endif
+  constexpr int chains = 12;
+  reg acc[chains], w, x;
+  memcpy(&w, a->from, sizeof w), memcpy(&x, a->from + 64, sizeof x);
+  for (int c = 0; c < chains; c++) memcpy(&acc[c], sink, sizeof acc[c]);
+  for (int64_t i = 0; i < a->rounds; i++) {
+#pragma GCC unroll 12
+    for (int c = 0; c < chains; c++) {
+#if defined(__AVX512VNNI__)
+      acc[c] = _mm512_dpbusd_epi32(acc[c], w, x);
+#else
+      rondo::reg_add_bytes(&acc[c], w, x);
+#endif
+    }
+  }
+  for (int c = 1; c < chains; c++) acc[0] = acc[0] ^ acc[c];
+  memcpy(sink, &acc[0], sizeof acc[0]);
+#else
+  rondo_probe_dot(a, worker, workers);
+#endif
+}
+
+RONDO_API int64_t rondo_probe_dot_int8_flops(void) { return kInt8Flops; }
 RONDO_API int64_t rondo_probe_dot_flops(void) { return kDotFlops; }

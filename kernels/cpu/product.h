@@ -181,6 +181,11 @@ static inline void pack_block(const rondo_linear_args* a, int32_t begin, int32_t
 }
 
 struct Activations {
+#if defined(RONDO_BF16_DOT)
+  static constexpr bool kAsStored = true;  // one row is repacked to itself
+#else
+  static constexpr bool kAsStored = false;
+#endif
 #if defined(__AVX512F__)
   static constexpr int kMaxRows = 16;
 #elif defined(RONDO_AVX)
@@ -243,9 +248,8 @@ static void pack_rows(const rondo_linear_args* a, int32_t worker, int32_t worker
 // The repacked rows of this product: of the pack step, the rows themselves, or repacked here.
 template <class Format>
 static const uint8_t* rows_to_read(const rondo_linear_args* a, int32_t worker) {
-#if defined(RONDO_BF16_DOT)
-  if (a->rows == 1 && a->k == a->k_padded) return reinterpret_cast<const uint8_t*>(a->x);
-#endif
+  if (Format::kAsStored && a->rows == 1 && a->k == a->k_padded)
+    return reinterpret_cast<const uint8_t*>(a->x);
   if (a->packed) return a->packed;
   uint8_t* own = a->scratch + worker * a->scratch_stride;
   const int32_t blocks = row_blocks<Format>(a);

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -68,7 +68,8 @@ class PackedLinear:
     """Weights in 16-row tiles, ready for a native product.
 
     Attributes:
-        function: the native product of this format; amx: its tiles are those of the matrix unit.
+        function: the native product of this format; amx: its tiles are those of the matrix unit; int8: it reads
+            its input rounded to 8 bits (`kernels.nvfp4_linear.reference.round_inputs_int8`).
         weight: uint8 tiles; scale: scales inside the sum (None without); row_scale: float32
             [tiles * 16] that multiplies finished sums (None without).
         k: inputs; k_padded: inputs stored; tiles: number of 16-row tiles.
@@ -88,11 +89,27 @@ class PackedLinear:
     interleaved: bool
     scale_stride: int = 0
     amx: bool = False
+    int8: bool = False
 
     @property
     def entry(self) -> str:
         """The native entry point that takes these tiles."""
-        return f"{self.function}_amx" if self.amx else self.function
+        return f"{self.function}{'_amx' * self.amx}{'_int8' * self.int8}"
+
+    @property
+    def takes_int8(self) -> bool:
+        """Whether there is a product of these tiles that reads its input rounded to 8 bits."""
+        return self.function == "rondo_nvfp4_linear" and not self.amx
+
+    def reading_int8(self) -> PackedLinear:
+        """The same tiles for that product; nothing is copied.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if not self.takes_int8:
+            raise ValueError(f"{self.entry} does not read its input as 8-bit integers")
+        return replace(self, int8=True)
 
     @property
     def columns(self) -> int:

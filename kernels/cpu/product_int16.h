@@ -16,6 +16,7 @@ constexpr int kGroup = 16;
 constexpr int kGroupBytes = 36;  // of one row: 8 pairs and the step
 
 struct Int16Activations {
+  static constexpr bool kAsStored = false;
   static constexpr int kMaxRows = 16;
   static int64_t row_bytes(int32_t k) { return int64_t(k) / kGroup * kGroupBytes; }
 

@@ -17,6 +17,10 @@ RONDO_INLINE void reg_store(float* p, regf v) { _mm512_store_ps(p, v); }
 RONDO_INLINE regf reg_add(regf a, regf b) { return _mm512_add_ps(a, b); }
 RONDO_INLINE regf reg_fma(regf a, regf b, regf c) { return _mm512_fmadd_ps(a, b, c); }
 RONDO_INLINE regi reg_load_bits(const uint8_t* p) { return _mm512_load_si512(p); }
+RONDO_INLINE regi reg_splat_bits(uint32_t x) { return _mm512_set1_epi32(int32_t(x)); }
+RONDO_INLINE regi reg_add_bits(regi a, regi b) { return _mm512_add_epi32(a, b); }
+RONDO_INLINE regf reg_of_bits(regi v) { return _mm512_castsi512_ps(v); }
+RONDO_INLINE regf reg_of_int32(regi v) { return _mm512_cvtepi32_ps(v); }
 RONDO_INLINE regf reg_low_bf16(regi v) { return _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)); }
 RONDO_INLINE regf reg_high_bf16(regi v) {
   return _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(int32_t(0xffff0000u))));
@@ -34,6 +38,10 @@ RONDO_INLINE regf reg_fma(regf a, regf b, regf c) { return _mm256_fmadd_ps(a, b,
 RONDO_INLINE regi reg_load_bits(const uint8_t* p) {
   return _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
 }
+RONDO_INLINE regi reg_splat_bits(uint32_t x) { return _mm256_set1_epi32(int32_t(x)); }
+RONDO_INLINE regi reg_add_bits(regi a, regi b) { return _mm256_add_epi32(a, b); }
+RONDO_INLINE regf reg_of_bits(regi v) { return _mm256_castsi256_ps(v); }
+RONDO_INLINE regf reg_of_int32(regi v) { return _mm256_cvtepi32_ps(v); }
 RONDO_INLINE regf reg_low_bf16(regi v) { return _mm256_castsi256_ps(_mm256_slli_epi32(v, 16)); }
 RONDO_INLINE regf reg_high_bf16(regi v) {
   return _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(int32_t(0xffff0000u))));
@@ -59,6 +67,12 @@ RONDO_INLINE void reg_add_pairs(regi* sum, regi a, regi b) {
   asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+v"(value), "=&v"(product) : "v"(a), "v"(b));
   *sum = value;
 #endif
+}
+// Adds the products of bytes, those of two neighbours in one sum of int16. As above, with an asm.
+RONDO_INLINE void reg_add_bytes(regi* sum, regi a, regi b) {
+  regi value = *sum, product;
+  asm("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+v"(value), "=&v"(product) : "v"(a), "v"(b));
+  *sum = value;
 }
 // A value that several instructions use: without this each of them would read it from memory.
 RONDO_INLINE regf in_register(regf v) {

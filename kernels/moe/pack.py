@@ -51,6 +51,10 @@ class PackedExperts:
         """Bytes of all experts."""
         return self.experts * self.expert_bytes
 
+    def reading_int8(self) -> PackedExperts:
+        """The same experts, their inputs rounded to 8 bits; see `PackedLinear.reading_int8`."""
+        return replace(self, shape=self.shape.reading_int8())
+
     def expert(self, index: int) -> PackedLinear:
         """One expert as a packed weight for `kernels.cpu.product.linear`; a view, nothing is copied."""
         return _expert(self.shape, self.weight, self.scale, self.row_scale, index)

@@ -11,7 +11,12 @@ from kernels.checks import CheckResult
 from kernels.cpu.product import PackedLinear
 from kernels.cpu.product_check import ProductCase, check_case, check_silu_mul
 from kernels.nvfp4_linear.pack import pack_nvfp4
-from kernels.nvfp4_linear.reference import GROUP, dequantise_nvfp4, round_inputs
+from kernels.nvfp4_linear.reference import (
+    GROUP,
+    dequantise_nvfp4,
+    round_inputs,
+    round_inputs_int8,
+)
 
 KERNEL = "nvfp4_linear"
 SHAPES = ((48, 64), (33, 176), (16, 16), (100, 1040), (37, 2320))
@@ -39,7 +44,14 @@ def activations_read(library: NativeLibrary, x: Tensor) -> Tensor:
     return round_inputs(x) if library.function("rondo_nvfp4_rounds_inputs")() else x.double()
 
 
-def nvfp4_case(rows: int, columns: int, seed: int, *, amx: bool = False) -> ProductCase:
+def int8_read(library: NativeLibrary, x: Tensor) -> Tensor:
+    """float64: the activations as the product with 8-bit inputs reads them, on any library."""
+    return round_inputs_int8(x)
+
+
+def nvfp4_case(
+    rows: int, columns: int, seed: int, *, amx: bool = False, int8: bool = False
+) -> ProductCase:
     """Two fused weights of `rows` and `rows` + 5 outputs, with the faults that must show."""
     first = random_weight(rows, columns, seed)
     codes, scales, _ = random_weight(rows + 5, columns, seed + 1)
@@ -58,12 +70,13 @@ def nvfp4_case(rows: int, columns: int, seed: int, *, amx: bool = False) -> Prod
     # A product, the chain of its group, the scale, the groups and the scale of the output. The matrix
     # unit has fewer: a chain of 16 pairs, their two sums, the tiles of 32 inputs.
     terms = 1 + GROUP + 1 + columns // GROUP + 1
+    packed = pack_nvfp4([first, second], amx=amx)
     return ProductCase(
-        pack_nvfp4([first, second], amx=amx),
+        packed.reading_int8() if int8 else packed,
         [exact_weight(*first), exact_weight(*second)],
         terms,
         mutants,
-        activations_read,
+        int8_read if int8 else activations_read,
     )
 
 
@@ -71,13 +84,20 @@ def check(library: NativeLibrary, *, seed: int = 0) -> list[CheckResult]:
     """Odd shapes, extremes, faults, equal bits in every batch, and the fused gate and up."""
     results = []
     for index, (rows, columns) in enumerate(SHAPES):
-        case = nvfp4_case(rows, columns, seed + 10 * index, amx=library.has_matrix_unit)
         label = f"{rows}x{columns}"
+        case = nvfp4_case(rows, columns, seed + 10 * index, amx=library.has_matrix_unit)
         results += check_case(KERNEL, library, case, seed=seed, label=label)
+        case = nvfp4_case(rows, columns, seed + 10 * index, int8=True)
+        results += check_case(KERNEL, library, case, seed=seed, label=f"{label}, 8-bit inputs")
+
+    parts = [(*random_weight(39, 96, seed + i)[:2], 0.0004 * (i + 1)) for i in range(2)]
 
     def gate_and_up(interleave: bool) -> PackedLinear:
-        parts = [(*random_weight(39, 96, seed + i)[:2], 0.0004 * (i + 1)) for i in range(2)]
         return pack_nvfp4(parts, interleave=interleave, amx=library.has_matrix_unit)
 
-    results += check_silu_mul(KERNEL, library, gate_and_up, seed=seed)
+    def gate_and_up_int8(interleave: bool) -> PackedLinear:
+        return pack_nvfp4(parts, interleave=interleave).reading_int8()
+
+    for pack in (gate_and_up, gate_and_up_int8):
+        results += check_silu_mul(KERNEL, library, pack, seed=seed)
     return results

@@ -59,6 +59,7 @@ FLIPS = (
     Flip("GDNV_WY=1 GDNV_WY_CHAIN_MAXT=2", "delta verify by a solve", "delta tree kernels"),
     Flip("GDNV_WY=1 GDNV_WY_MAXT=2", "delta verify by a solve", "delta chain kernels"),
     Flip("NVFP4_SKINNY=0", "narrow NVFP4 expanded", "narrow NVFP4 kernels"),
+    Flip("NVFP4_INT8=1", "NVFP4 products of 8-bit inputs", "NVFP4 products of 16-bit inputs"),
     Flip("NVFP4_PREFILL_V2=0", "wide NVFP4 expanded", "wide NVFP4 kernels"),
     Flip("NVFP4_PREFILL_V2_UNTIL=33", "wide NVFP4 expanded", "wide NVFP4 kernels"),
 )

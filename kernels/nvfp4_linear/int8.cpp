@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// The NVFP4 product with 8-bit activations (product_int8.h); weights as in cpu.cpp.
+//
+// One order for every row count and every instruction set: the sum of a group is exact, then
+// acc = fma(group, scale * step, acc), groups ascending. A scale times a step is exact, and is an addition
+// to its exponent: stored scales begin at 2^-126 as fp32, steps are stored by what is added.
+#include "product_int8.h"
+
+namespace {
+
+using rondo::TileArgs;
+
+struct Layout : rondo::Int8Activations {
+  static constexpr int kUnit = 128;
+  static constexpr int kScaleUnit = 16;
+  static int64_t weight_offset(int32_t k) { return int64_t(k) / 16 * 2 * kUnit; }
+  static int64_t scale_offset(int32_t k) { return int64_t(k) / 16 * 2 * kScaleUnit; }
+  static int64_t scale_second(int64_t) { return kScaleUnit; }
+};
+
+}  // namespace
+
+#if defined(__AVX2__)
+#include "int8_avx.h"
+#else
+#include "int8_plain.h"
+#endif
+
+typedef rondo_linear_args rondo_nvfp4_linear_int8_args;
+typedef rondo_linear_args rondo_nvfp4_linear_int8_pack_args;
+
+RONDO_OP(nvfp4_linear_int8) { rondo::product<Nvfp4Int8>(a, worker, workers); }
+RONDO_OP(nvfp4_linear_int8_pack) { rondo::pack_rows<Nvfp4Int8>(a, worker, workers); }
