@@ -13,7 +13,7 @@ class KnobRow:
     """One QWEN38_* switch and its value in effect.
 
     `kind`: bool, int, float, choice, path or text. `source`: default, profile, environment or caller. `served`:
-    its value in the served profile. `bits`: what a flip does to the text (identical, near-tie, other-weights,
+    its value in the served profile. `bits`: what a flip does to the text (identical, near-tie, other-numbers,
     proposes-only). `flip`: when it takes effect (live, recapture: live too, with new recordings; reload). Where
     `available` is False the switch changes nothing here, and `reason` says why. `engaged_count`: the counter
     `engaged` since the load, None where this engine does not count it.

@@ -20,7 +20,8 @@ folder, then in the product's own; a profile's beside it, then in the product's 
 - **bits**: what a flip does to the text. *identical*: every bit stays. *near-tie*: the same mathematics with
   another rounding, so a token may differ where two were almost equally likely. Rows that go through
   PyTorch may depend on the rows beside them, so that speculative and plain text may part at such a place, too.
-  *other-weights*: other numbers. *proposes-only*: what is drafted and how fast; greedy text stays.
+  *other-numbers*: weights, inputs or keys are rounded further, so that a token may differ where two were close;
+  drafts still change no text. *proposes-only*: what is drafted and how fast; greedy text stays.
 - **takes effect**: *live*: at the next round. *recapture*: at the next round, with new recordings. *reload*:
   when a model is loaded.
 - **proof**: the counter that moves when the switch is engaged.

@@ -20,7 +20,7 @@ class Knob:
     """One switch.
 
     kind: bool, int, float, choice, path or text. bits: what a flip does to the text (identical, near-tie,
-    other-weights, proposes-only). flip: when it takes effect (live, recapture, reload). engaged: the counter
+    other-numbers, proposes-only). flip: when it takes effect (live, recapture, reload). engaged: the counter
     that proves it did. backends: where it acts; `why` says why not on another of the CPU's, `why_cuda` on a
     GPU. needs: what the loaded model or drafter must offer.
     requires, excludes: (switch, value) pairs that must, or must not, hold while this switch is on.

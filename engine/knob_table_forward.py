@@ -58,7 +58,7 @@ FORWARD: tuple[Knob, ...] = (
         "KV_FP8", "bool", "0",
         "Keep keys and values, the MTP head's too, in e4m3 with a scale for each head and token: half the "
         "bytes of the context.",
-        "near-tie", "reload", "attention over an e4m3 cache", "verify",
+        "other-numbers", "reload", "attention over an e4m3 cache", "verify",
         why="the readable operations keep plain rows",
         why_cuda="the cache and its attention kernel hold bf16 alone",
     ),
@@ -181,9 +181,9 @@ FORWARD: tuple[Knob, ...] = (
     ),
     Knob(
         "NVFP4_INT8", "bool", "0",
-        "Read the inputs of NVFP4 products rounded to 8 bits, sixteen to a step, in place of bf16. Faster, and "
-        "less exact: a text may differ where two tokens are close. Drafts still change nothing.",
-        "near-tie", "recapture", "NVFP4 products of 8-bit inputs", "products",
+        "Round the inputs of NVFP4 products to 8 bits, sixteen to a step, in place of reading them as bf16: "
+        "faster and less exact. The head keeps bf16.",
+        "other-numbers", "recapture", "NVFP4 products of 8-bit inputs", "products",
         why=_READABLE, why_cuda="the kernels there multiply bf16",
         needs=("an NVFP4 weight for the vector units",),
     ),

@@ -22,7 +22,7 @@ SOURCES = {
 BITS = {
     "identical": "same bits",
     "near-tie": "may differ at near ties",
-    "other-weights": "other weights",
+    "other-numbers": "rounds further",
     "proposes-only": "same text, other drafts",
 }
 FLIPS = {"live": "next round", "recapture": "next round", "reload": "after a reload"}

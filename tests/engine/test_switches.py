@@ -14,7 +14,7 @@ import torch
 from test_native import CAPACITY, CONFIG, sequence
 
 from engine.errors import UsageError
-from engine.knobs import KNOBS, PREFIX, KnobSet
+from engine.knobs import KNOBS, PREFIX, KnobSet, knob_named
 from engine.load.synthetic import synthetic_weights
 from engine.model.native import NativeBackend
 from engine.model.tiles import shape_key
@@ -112,9 +112,13 @@ def counted(backend: NativeBackend, before: dict[str, int]) -> dict[str, int]:
     }
 
 
-def close(values: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Within what another rounding of bf16 intermediate results does to values of this size."""
-    return bool((values - wanted).abs().max() <= 0.02 * wanted.abs().max())
+# Of the largest value: another rounding of bf16 intermediate results, and of inputs to 8 bits.
+_WITHIN = {"identical": 0.0, "near-tie": 0.02, "other-numbers": 0.1}
+
+
+def close(values: torch.Tensor, wanted: torch.Tensor, within: float = 0.02) -> bool:
+    """Whether no value is further off than this part of the largest."""
+    return bool((values - wanted).abs().max() <= within * wanted.abs().max())
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +138,7 @@ def test_a_flip_takes_the_other_path_and_keeps_what_it_promises(
     replay: str,
 ) -> None:
     logits, state = expected
+    within = _WITHIN[max((knob_named(name).bits for name in flip.knobs), key=list(_WITHIN).index)]
     knobs = KnobSet.resolve(environ={"QWEN38_VERIFY_GRAPH": replay})
     before = backend.engaged()
     try:
@@ -154,9 +159,9 @@ def test_a_flip_takes_the_other_path_and_keeps_what_it_promises(
     if flip.identical:
         assert torch.equal(flipped, logits)
     else:
-        assert close(flipped, logits)
+        assert close(flipped, logits, within)
     for name, values in state.items():
-        assert close(flipped_state[name].float(), values.float()) or not values.any(), name
+        assert close(flipped_state[name].float(), values.float(), within) or not values.any(), name
 
 
 def test_the_solve_is_bounded_by_rows_of_chains_and_of_trees(backend: NativeBackend) -> None:

@@ -30,7 +30,7 @@ def test_a_declaration_is_sound(knob: Knob) -> None:
     value = knob.parse(knob.default)
     types = {"bool": bool, "int": int, "float": float, "choice": str, "path": str, "text": str}
     assert type(value) is types[knob.kind]
-    assert knob.bits in ("identical", "near-tie", "other-weights", "proposes-only")
+    assert knob.bits in ("identical", "near-tie", "other-numbers", "proposes-only")
     assert knob.flip in ("live", "recapture", "reload")
     assert knob.effect.endswith(".")
     assert knob.engaged
