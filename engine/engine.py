@@ -70,9 +70,7 @@ class Engine(EngineCompares):
         self._prompts = PromptIds(checkpoint, checkpoint.config, backend.capacity)
         self._prefixes = PrefixCache(backend)
         # Of the backend alone: a cycle through this engine would keep a closed model in memory.
-        self._drafters = Drafters(
-            backend, memory, lambda knobs: live_prices(backend, knobs.path("STAIR_TABLES"))
-        )
+        self._drafters = Drafters(backend, memory, lambda knobs: live_prices(backend, knobs))
         self.card = card
         self._describe: Callable[[KnobSet], ModelCard] = lambda knobs: card
 
@@ -195,9 +193,10 @@ class Engine(EngineCompares):
         Raises UsageError for an unknown name, a value that does not parse, a switch that only a reload changes,
         or one that changes nothing here; nothing is flipped then. A value that stands already is no change.
         """
-        self.restore_knobs(
-            self._knobs.flipped(changes, backend=self.card.backend, offers=self.offers)
-        )
+        before = self._knobs
+        self.restore_knobs(before.flipped(changes, backend=self.card.backend, offers=self.offers))
+        if self._knobs.of_passes() != before.of_passes():
+            self._drafters.price_anew()
 
     def restore_knobs(self, knobs: KnobSet) -> None:
         """Put back values that were in effect on this model before, with their sources."""

@@ -22,6 +22,7 @@ GROUPS = {
     "router": "Router",
     "runtime": "Run time",
 }
+PASS_GROUPS = ("verify", "delta", "products")  # whose switches say how a pass is computed
 _CPU = ("native", "reference")
 _ALL = (*_CPU, "cuda")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from engine.errors import UsageError
 from engine.knob_kinds import PREFIX, Knob, KnobStatus, Value, status_of
 from engine.knob_profile import read_profile, write_profile
-from engine.knob_table import KNOBS, knob_named
+from engine.knob_table import KNOBS, PASS_GROUPS, knob_named
 from engine.paths import product_path
 
 __all__ = [
@@ -98,6 +98,16 @@ class KnobSet:
         """The switches that a recorded pass depends on, with their values."""
         return tuple(
             (knob.name, self._raw[knob.name][0]) for knob in KNOBS if knob.flip == "recapture"
+        )
+
+    def of_passes(self) -> tuple[tuple[str, str], ...]:
+        """The switches that say how a pass is computed, where their values are not the defaults."""
+        return tuple(
+            (knob.name, self._raw[knob.name][0])
+            for knob in KNOBS
+            if knob.group in PASS_GROUPS
+            and knob.flip != "live"
+            and self._parsed[knob.name] != knob.parse(knob.default)
         )
 
     def same_bits(self, other: KnobSet) -> bool:

@@ -145,7 +145,7 @@ def _policies(
             policies[f"block {width}"] = block
     policies[ROUTER] = build_staircut(
         backend,
-        live_prices(backend, knobs.path("STAIR_TABLES")),
+        live_prices(backend, knobs),
         lookup=lookup_drafter(knobs, memory, rate),
         rate=rate,
         mtp_branches=knobs.number("MTP_TREE"),

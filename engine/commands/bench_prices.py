@@ -53,7 +53,7 @@ def run_prices(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     subject = _open(arguments, request, knobs, cancel)
     try:
         subject.backend.reset(speculate=False)
-        key = PriceKey.of(subject.backend)
+        key = PriceKey.of(subject.backend, knobs)
         classes = measure_prices(
             subject.backend,
             request,

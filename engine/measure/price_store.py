@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Where measured verify prices are kept: one file for each machine, model, thread count and build of kernels.
+"""Where measured verify prices are kept: one file for each machine, model, setting and build of kernels.
 
 A table is never used for another of these: prices of one machine say little about the next, and a newer build
 of the kernels has other steps.
@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from engine.errors import UsageError
+from engine.knobs import KnobSet
 from engine.measure.machine import cpu_model
 from engine.measure.price_run import quick_block_ms, quick_draft_ms, quick_prices
 from engine.model.backend import Backend
@@ -28,7 +29,10 @@ from engine.spec.staircut_prices import LivePrices
 
 @dataclass(frozen=True, slots=True)
 class PriceKey:
-    """What prices depend on. `kernels` names the build of the native code, `model` geometry and formats."""
+    """What prices depend on.
+
+    kernels: the build of the native code. model: geometry and formats. switches: `KnobSet.of_passes`.
+    """
 
     machine: str
     isa: str
@@ -36,9 +40,10 @@ class PriceKey:
     backend: str
     kernels: str
     model: str
+    switches: tuple[tuple[str, str], ...] = ()
 
     @staticmethod
-    def of(backend: Backend) -> PriceKey:
+    def of(backend: Backend, knobs: KnobSet) -> PriceKey:
         """The key of a backend whose sequence is empty.
 
         A model counts by its geometry and by the bytes of a round, which tell its formats apart, not by the
@@ -58,6 +63,7 @@ class PriceKey:
             backend=backend.name,
             kernels=backend.pool.library.path.stem.rpartition("-")[2] if native else "",
             model=hashlib.sha256(shape.encode()).hexdigest()[:12],
+            switches=knobs.of_passes(),
         )
 
     def path(self) -> Path:
@@ -86,18 +92,19 @@ def kept_prices(key: PriceKey) -> PriceTable | None:
     return replace(table, source=f"measured on this machine {date}".strip())
 
 
-def live_prices(backend: Backend, given: Path | None = None) -> LivePrices:
+def live_prices(backend: Backend, knobs: KnobSet) -> LivePrices:
     """The prices a router starts from. What the backend's sequence holds is lost: it is empty afterwards.
 
-    The file of QWEN38_STAIR_TABLES (`given`) where one is named, else the table kept for exactly this machine
-    and model, else a few rounds timed now, or, where even these take too long, the proportions of the shipped
+    The file of QWEN38_STAIR_TABLES where one is named, else the table kept for exactly this machine, model and
+    switches, else a few rounds timed now, or, where even these take too long, the proportions of the shipped
     table; the rounds to come correct both. Raises UsageError for a given file that is no table.
     """
     drafts = {"draft_ms": quick_draft_ms(backend), "block_ms": quick_block_ms(backend)}
+    given = knobs.path("STAIR_TABLES")
     if given is not None:
         return LivePrices(given_prices(given), **drafts)
     backend.reset(speculate=False)
-    key = PriceKey.of(backend)
+    key = PriceKey.of(backend, knobs)
     damaged = ""
     try:
         kept = kept_prices(key)

@@ -67,6 +67,10 @@ class Drafters:
             del self._kept[key]
         return True
 
+    def price_anew(self) -> None:
+        """Passes take another time from now on: measure again before the next text."""
+        self._measured = False
+
     def _live_prices(self) -> LivePrices:
         """The measured prices; where a text is under way and there are none yet, some that its rounds teach."""
         if self._prices is None:

@@ -212,7 +212,7 @@ def test_greedy_text_does_not_depend_on_the_drafter(backend: CudaBackend) -> Non
 
 
 def test_the_router_times_this_backend_and_changes_no_token(backend: CudaBackend) -> None:
-    prices = live_prices(backend)
+    prices = live_prices(backend, KnobSet({}))
     assert prices.source.startswith("measured at load")
     assert prices.draft_ms is not None
     assert backend.length == 0

@@ -15,6 +15,7 @@ import torch
 from engine.cli import main
 from engine.commands import bench_prices
 from engine.errors import Cancelled, UsageError
+from engine.knobs import KnobSet
 from engine.load.synthetic import synthetic_weights
 from engine.measure import price_run
 from engine.measure.price_run import (
@@ -29,6 +30,7 @@ from engine.measure.price_store import PriceKey, kept_prices, live_prices
 from engine.measure.shapes import named_shape
 from engine.model.backend import VERIFY_ROWS, accepted_path, tree_parents
 from engine.model.reference import ReferenceBackend
+from engine.paths import profile_path
 from engine.spec.prices import PriceTable, read_prices, write_prices
 from engine.spec.tree import check_order
 
@@ -262,23 +264,23 @@ def test_prices_come_from_what_is_nearest_to_this_model(
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     backend = TimedBackend(clock, capacity=1400)
-    assert live_prices(backend).source.startswith("measured at load")
+    assert live_prices(backend, KnobSet({})).source.startswith("measured at load")
     slow = TimedBackend(clock, capacity=1400, per_row_ms=300.0)
-    learned = live_prices(slow)
+    learned = live_prices(slow, KnobSet({}))
     assert learned.source.startswith("shipped default")
     learned.observe("chain", 1, 0, 300.0)
     assert learned.level * learned.curves(0)[0][1] == pytest.approx(300.0)
-    key = PriceKey.of(backend)
+    key = PriceKey.of(backend, KnobSet({}))
     kept = PriceTable({1024: {"chain": {1: 1.0}, "tree": {1: 1.0}}}, "", {"date": "2026-01-02"})
     write_prices(kept, key.path())
-    assert live_prices(backend).source == "measured on this machine 2026-01-02"
+    assert live_prices(backend, KnobSet({})).source == "measured on this machine 2026-01-02"
     given = tmp_path / "given.json"
     write_prices(kept, given)
-    assert "QWEN38_STAIR_TABLES" in live_prices(backend, given).source
+    assert "QWEN38_STAIR_TABLES" in live_prices(backend, _tables(given)).source
     with pytest.raises(UsageError, match="cannot be read"):
-        live_prices(backend, tmp_path / "none.json")
+        live_prices(backend, _tables(tmp_path / "none.json"))
     key.path().write_text("{")  # a damaged table of our own stops nothing
-    source = live_prices(backend).source
+    source = live_prices(backend, KnobSet({})).source
     assert source.startswith("measured at load")
     assert "not a table in JSON" in source
 
@@ -291,11 +293,11 @@ def test_the_reference_backend_is_priced_as_it_stands() -> None:
     quick = quick_prices(backend)
     assert quick is not None
     assert quick.verify_ms("chain", 32, 0) > quick.verify_ms("chain", 1, 0) > 0
-    key = PriceKey.of(backend)
+    key = PriceKey.of(backend, KnobSet({}))
     assert (key.isa, key.backend, key.threads) == ("torch", "reference", 1)
     backend.prefill([1, 2])
     with pytest.raises(ValueError, match="empty sequence"):
-        PriceKey.of(backend)
+        PriceKey.of(backend, KnobSet({}))
 
 
 def test_the_command_keeps_a_table_and_says_where(
@@ -325,8 +327,24 @@ def test_the_command_keeps_a_table_and_says_where(
     assert "--suite verify" in capsys.readouterr().err
 
 
+def test_prices_of_another_setting_are_not_taken(clock: Clock, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    backend = TimedBackend(clock, capacity=1400)
+    kept = PriceTable({1024: {"chain": {1: 1.0}, "tree": {1: 1.0}}}, "", {"date": "2026-01-02"})
+    write_prices(kept, PriceKey.of(backend, KnobSet({})).path())
+    for change in ({"NVFP4_INT8": "1"}, {"KV_FP8": "1"}, {"NVFP4_SKINNY": "0"}):
+        knobs = KnobSet({}).changed({f"QWEN38_{name}": value for name, value in change.items()})
+        assert live_prices(backend, knobs).source.startswith("measured at load")
+    drafters = KnobSet({}).changed({"QWEN38_MTP_DEPTH": "2", "QWEN38_LOOKUP": "1"})
+    assert live_prices(backend, drafters).source.startswith("measured on this machine")
+
+
+def _tables(path: Path) -> KnobSet:
+    return KnobSet({}).changed({"QWEN38_STAIR_TABLES": str(path)})
+
+
 def _key(table) -> PriceKey:
     shape = named_shape("demo:4", vocab=64)
     weights = synthetic_weights(shape.config, "nvfp4")
     backend = ReferenceBackend(shape.config, weights, capacity=1300, dtype=torch.bfloat16)
-    return PriceKey.of(backend)
+    return PriceKey.of(backend, KnobSet.resolve(profile=profile_path("serve"), environ={}))

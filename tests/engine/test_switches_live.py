@@ -10,11 +10,14 @@ import pytest
 from checkpoints import make_checkpoint
 from test_runner import PATIENCE_S, Listener, ask
 
+from engine import Engine
 from engine.api import Finished, KnobsChanged, KnobsRefused, Loaded
 from engine.fake import FakeEngine
 from engine.knob_rows import served_values
-from engine.knobs import knob_named, read_profile
+from engine.knobs import KnobSet, knob_named, read_profile
 from engine.runner import ThreadedEngine
+from engine.spec.default_prices import unmeasured_prices
+from engine.spec.staircut_prices import LivePrices
 
 DEPTH = "QWEN38_MTP_DEPTH"
 
@@ -155,3 +158,21 @@ def test_the_card_follows_the_switches(handle: ThreadedEngine, model: Path) -> N
     listener.wait(KnobsChanged)
     card = handle.snapshot().model
     assert card.speculation == "lookup"
+
+
+def test_a_flip_that_changes_what_passes_take_prices_them_anew(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    priced: list[str] = []
+
+    def count(backend: object, knobs: KnobSet) -> LivePrices:
+        priced.append(knobs.raw("FUSED_NORM")[0])
+        return unmeasured_prices()
+
+    monkeypatch.setattr("engine.engine.live_prices", count)
+    knobs = {"QWEN38_LEN_SWITCH": "1"}
+    with Engine.open(model, profile=None, knobs=knobs, threads=1) as engine:
+        for changes in ({}, {"QWEN38_MTP_DEPTH": "2"}, {"QWEN38_FUSED_NORM": "0"}, {}):
+            engine.set_knobs(changes)
+            engine.generate(ask("one two one two", 8))
+    assert priced == ["1", "0"]
