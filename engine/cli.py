@@ -187,7 +187,8 @@ def add_switch_options(parser: argparse.ArgumentParser) -> None:
         "--profile",
         default="serve",
         metavar="NAME",
-        help="values of the switches: serve, balanced, fp8, or a file of KEY=value lines (default: serve)",
+        help="values of the switches: serve, balanced, fp8, int8, or a file of KEY=value lines"
+        " (default: serve)",
     )
     parser.add_argument(
         "--knob",

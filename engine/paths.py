@@ -11,7 +11,12 @@ from engine.errors import UsageError, reason_of
 from engine.path_status import path_status
 
 _ROOT = Path(__file__).resolve().parent.parent
-PROFILES = {"serve": "serve.env", "balanced": "serve-balanced.env", "fp8": "serve-fp8.env"}
+PROFILES = {
+    "serve": "serve.env",
+    "balanced": "serve-balanced.env",
+    "fp8": "serve-fp8.env",
+    "int8": "serve-int8.env",
+}
 
 
 def demo_model() -> Path:

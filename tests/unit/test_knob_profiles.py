@@ -59,13 +59,13 @@ def test_a_place_that_takes_no_file_is_named_and_nothing_is_left_over(tmp_path: 
 
 def test_the_shipped_profiles_have_names_and_differ() -> None:
     values = {name: read_profile(profile_path(name)) for name in PROFILES}
-    assert list(values) == ["serve", "balanced", "fp8"]
+    assert list(values) == ["serve", "balanced", "fp8", "int8"]
     for name, each in values.items():
         assert profile_path(f"serve-{name}") == profile_path(name)
         knobs = KnobSet.resolve(profile=profile_path(name), environ={})
         rows = knob_rows(knobs, backend="native", offers=None, engaged={}, served={})
         assert all(row.available for row in rows if row.name in each)
-    for other in ("balanced", "fp8"):
+    for other in ("balanced", "fp8", "int8"):
         assert values[other].items() ^ values["serve"].items()
         comments = profile_path(other).read_text("utf-8")
         assert "What differs from serve.env" in comments
@@ -73,7 +73,7 @@ def test_the_shipped_profiles_have_names_and_differ() -> None:
 
 @pytest.mark.parametrize("name", ["nothing", "serve-", "x" * 5000, "a\0b", "/"])
 def test_a_profile_that_is_not_there_is_named(name: str) -> None:
-    with pytest.raises(UsageError, match="neither a file nor one of serve, balanced, fp8"):
+    with pytest.raises(UsageError, match="neither a file nor one of serve, balanced, fp8, int8"):
         profile_path(name)
 
 
