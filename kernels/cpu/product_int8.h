@@ -3,8 +3,9 @@
 //
 // Sixteen neighbouring inputs of a row share a step, a power of two: 2^(e - 6) where 2^e is the power of
 // two at or below their largest magnitude, and 2^-116 at least. Each input is the nearest multiple of the
-// step from -127 to 127, ties to even, so none is off by more than half a step. A row that holds an
-// infinity or a NaN has NaN for every output.
+// step from -127 to 127, ties to even, so none is off by more than half a step. A row that holds a
+// magnitude of 2^127 and more, an infinity or a NaN has NaN for every output: its step times the largest
+// scales is no fp32.
 // A block of m rows begins with [m] fp32 that all sums of a row begin with, zero or NaN. Behind it are
 // [K/16] groups of [4][m] words of four inputs, then [m] int32 with which the sum of the group begins,
 // then [m] steps, as what is added to the bits of a scale whose exponent is small: a sum of exponents
@@ -26,7 +27,8 @@ constexpr int kWeightOffset = 12;
 #else
 constexpr int kWeightOffset = 0;
 #endif
-constexpr int kLeastExponent = 17;  // of the largest input, biased
+// Of the largest input, biased: no less, and below.
+constexpr int kLeastExponent = 17, kEndExponent = 254;
 
 struct Int8Activations {
   static constexpr bool kAsStored = false;
@@ -48,7 +50,7 @@ struct Int8Activations {
   }
 
  private:
-  // False where an input is not a number.
+  // False where an input is too large or not a number.
   RONDO_INLINE bool pack_group(const bf16_t* x, uint32_t* words) {
 #if defined(__AVX2__)
     const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
@@ -84,7 +86,7 @@ struct Int8Activations {
     int8_t whole[kInt8Group];
     int sum = 0;
     for (int i = 0; i < kInt8Group; i++) {
-      const float nearest = exponent < 255 ? rintf(bf16_to_float(x[i]) * inverse) : 0.f;
+      const float nearest = exponent < kEndExponent ? rintf(bf16_to_float(x[i]) * inverse) : 0.f;
       whole[i] = int8_t(nearest > 127.f ? 127.f : nearest < -127.f ? -127.f : nearest);
       sum += whole[i];
     }
@@ -96,7 +98,7 @@ struct Int8Activations {
 #endif
     words[4] = uint32_t(-kWeightOffset * sum);
     words[5] = uint32_t(exponent - kLeastExponent) << 23;
-    return exponent < 255;
+    return exponent < kEndExponent;
   }
   RONDO_INLINE int at_least(int top) {
     const int exponent = top >> 7;

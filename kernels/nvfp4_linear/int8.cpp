@@ -3,7 +3,8 @@
 //
 // One order for every row count and every instruction set: the sum of a group is exact, then
 // acc = fma(group, scale * step, acc), groups ascending. A scale times a step is exact, and is an addition
-// to its exponent: stored scales begin at 2^-126 as fp32, steps are stored by what is added.
+// to its exponent: stored scales begin at 2^-126 as fp32, steps are stored by what is added. A group times
+// both is exact, too, so that levels without fma have the same bits where it is within fp32.
 #include "product_int8.h"
 
 namespace {

@@ -51,15 +51,15 @@ def round_inputs_int8(x: Tensor) -> Tensor:
 
     The step is 2^(e - 6), where 2^e is the power of two at or below the largest magnitude of the 16, and at
     least 2^-116. An input is the nearest multiple from -127 to 127 steps, ties to even: off by at most 2^-7 of
-    the largest. A row with an infinity or a NaN becomes NaN.
+    the largest. A row with a magnitude of 2^127 and more, an infinity or a NaN becomes NaN.
     """
     groups = x.double().unflatten(-1, (-1, GROUP))
     largest = groups.abs().amax(-1, keepdim=True)
     exponent = torch.frexp(largest).exponent - 1
     step = torch.exp2((exponent - 6).clamp(min=-116).double())
     rounded = (groups / step).round().clamp(-127, 127) * step
-    finite = x.isfinite().all(-1, keepdim=True)
-    return torch.where(finite, rounded.flatten(-2), torch.nan)
+    fits = (x.double().abs() < 2.0**127).all(-1, keepdim=True)
+    return torch.where(fits, rounded.flatten(-2), torch.nan)
 
 
 def linear(x: Tensor, codes: Tensor, scales: Tensor, scale_2: Tensor | float) -> Tensor:
