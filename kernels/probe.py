@@ -90,7 +90,8 @@ class Probe:
     ) -> None:
         """Allocate and touch the working set: by default 1 GiB or 8 times the largest cache.
 
-        `int8`: the dot product is that of 8-bit integers.
+        `int8`: the dot product is that of 8-bit integers, unless products run on the matrix unit, which reads
+        no input so.
 
         Raises:
             ValueError: working_set_bytes below 1 MiB.
@@ -104,7 +105,8 @@ class Probe:
         self._sink = aligned_zeros((pool.threads, 16), torch.float32)
         self._operands = aligned_zeros(64, torch.float32)
         self._pool = pool
-        self._dot = "rondo_probe_dot_int8" if int8 else "rondo_probe_dot"
+        of_int8 = int8 and not pool.library.has_matrix_unit
+        self._dot = "rondo_probe_dot_int8" if of_int8 else "rondo_probe_dot"
         count = pool.library.function(f"{self._dot}_flops")
         count.restype = ctypes.c_int64
         self._dot_flops = count()

@@ -232,7 +232,7 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
         request.threads,
         wanted=not arguments.no_roof,
         on_gpu=on_gpu,
-        int8=knobs.flag("NVFP4_INT8"),
+        int8=knobs.flag("NVFP4_INT8") and request.weight_format == "nvfp4",
     ) as probes:
         report = run_bench(
             request,

@@ -66,7 +66,7 @@ def native_probes(
 
     Args:
         working_set_bytes: default 1 GiB or eight times the last-level cache, whichever is more.
-        int8: the peak is that of 8-bit integers.
+        int8: the peak is that of 8-bit integers, unless products run on the matrix unit.
 
     Raises:
         UsageError: fewer than one thread.

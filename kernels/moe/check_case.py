@@ -28,18 +28,20 @@ from kernels.moe.native import (
     moe_route,
     pack_experts,
 )
-from kernels.nvfp4_linear.check import activations_read, exact_weight
+from kernels.nvfp4_linear.check import activations_read, exact_weight, int8_read
 from kernels.nvfp4_linear.check import random_weight as random_nvfp4
 from kernels.nvfp4_linear.pack import pack_nvfp4
 from kernels.tape import Pool, Tape
 
-FORMATS = ("nvfp4", "fp8_blocks", "fp8_rows", "bf16")
+FORMATS = ("nvfp4", "nvfp4_int8", "fp8_blocks", "fp8_rows", "bf16")
 _PACKERS: dict[str, Callable[..., PackedLinear]] = {
     "nvfp4": pack_nvfp4,
+    "nvfp4_int8": pack_nvfp4,
     "fp8_blocks": pack_fp8_blocks,
     "fp8_rows": pack_fp8_rows,
     "bf16": pack_bf16,
 }
+_READERS = {"nvfp4": activations_read, "nvfp4_int8": int8_read}
 
 
 def random_part(form: str, rows: int, columns: int, seed: int) -> tuple:
@@ -47,7 +49,7 @@ def random_part(form: str, rows: int, columns: int, seed: int) -> tuple:
     if form == "bf16":
         weight = random_bf16(rows, columns, seed)
         return weight, weight.double()
-    if form == "nvfp4":
+    if form.startswith("nvfp4"):
         codes, scales, _ = random_nvfp4(rows, columns, seed)
         part = codes, scales, 0.0001 * (1 + seed % 7)
         return part, exact_weight(*part)
@@ -96,17 +98,21 @@ def make_layer(
     form: str, *, experts: int, hidden: int, inner: int, seed: int, amx: bool
 ) -> LayerCase:
     """Random experts of one format."""
-    pack = _PACKERS[form]
+    pack, int8 = _PACKERS[form], form == "nvfp4_int8"
+    amx = amx and not int8
     gates, ups, downs = (
         [random_part(form, *shape, seed + 1000 * which + 3 * e) for e in range(experts)]
         for which, shape in enumerate(((inner, hidden), (inner, hidden), (hidden, inner)))
     )
-    return LayerCase(
-        f"{form} {experts} experts {hidden}x{inner}",
+    packed = [
         pack_experts(experts, lambda e: pack([gates[e][0], ups[e][0]], interleave=True, amx=amx)),
         pack_experts(experts, lambda e: pack([downs[e][0]], amx=amx)),
+    ]
+    return LayerCase(
+        f"{form} {experts} experts {hidden}x{inner}",
+        *(each.reading_int8() if int8 else each for each in packed),
         *(torch.stack([exact for _, exact in parts]) for parts in (gates, ups, downs)),
-        activations_read if form == "nvfp4" else lambda library, x: x.double(),
+        _READERS.get(form, lambda library, x: x.double()),
     )
 
 

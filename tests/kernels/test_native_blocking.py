@@ -25,12 +25,14 @@ def weights(name: str, amx: bool) -> PackedLinear:
     if name == "bf16":
         parts = [torch.randn(n, K, generator=draw).bfloat16() for n in (300, 37)]
         return pack_bf16(parts, amx=amx)
-    if name == "nvfp4":
+    if name.startswith("nvfp4"):
         parts = []
         for _ in range(2):
             codes = torch.randint(0, 256, (330, K // 2), generator=draw).to(torch.uint8)
             scales = torch.rand(330, K // 16, generator=draw).to(torch.float8_e4m3fn)
             parts.append((codes, scales, 0.5))
+        if "8-bit" in name:
+            return pack_nvfp4(parts, interleave=True).reading_int8()
         return pack_nvfp4(parts, interleave=True, amx=amx)
     codes = torch.randn(333, K, generator=draw).to(torch.float8_e4m3fn)
     if name == "fp8 rows":
@@ -38,7 +40,7 @@ def weights(name: str, amx: bool) -> PackedLinear:
     return pack_fp8_blocks([(codes, torch.rand(3, -(-K // 128), generator=draw))], amx=amx)
 
 
-@pytest.fixture(params=["nvfp4", "fp8 blocks", "fp8 rows", "bf16"])
+@pytest.fixture(params=["nvfp4", "nvfp4, 8-bit inputs", "fp8 blocks", "fp8 rows", "bf16"])
 def packed(request: pytest.FixtureRequest, library: NativeLibrary) -> PackedLinear:
     return weights(request.param, library.has_matrix_unit)
 

@@ -61,6 +61,7 @@ def weights(tiles, k):
     yield pack_bf16([torch.ones(outputs, k).bfloat16()], amx=amx)
     if k % 16 == 0:
         yield pack_nvfp4([random_weight(outputs, k, 1)], amx=amx)
+        yield pack_nvfp4([random_weight(outputs, k, 1)]).reading_int8()
 
 with Pool(library, 1) as pool:
     for tiles in (1, 2, 3):

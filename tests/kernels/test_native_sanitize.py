@@ -30,7 +30,8 @@ for module in (product_check, moe_check):
     module.BATCHES = rows
 isa, *names = sys.argv[1:]
 folder = Path("kernels")
-sources = [*folder.glob("cpu/*.cpp"), *(folder / name / "cpu.cpp" for name in names)]
+files = [folder / name / file for name in names for file in ("cpu.cpp", "int8.cpp")]
+sources = [*folder.glob("cpu/*.cpp"), *(file for file in files if file.exists())]
 library = load_library(isa, sanitize=True, sources=sources)
 for module in dict.fromkeys(operation(name).check for name in names):
     results = importlib.import_module(module).check(library)
