@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from oracle import Case, make_oracle, save_folder
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from engine.knobs import KnobSet
 from engine.load.checkpoint import read_checkpoint
+from engine.load.stored import Dense, Nvfp4
 from engine.load.weights import ModelWeights
 from engine.model.backend import Backend
 from engine.model.config import ModelConfig
@@ -21,6 +23,7 @@ from engine.model.dense import in_dtype
 from engine.model.native import NativeBackend
 from engine.model.reference import ReferenceBackend
 from kernels.build import load_library
+from kernels.nvfp4_linear.quantise import quantise
 from kernels.tape import Pool
 
 SEED = 7
@@ -91,10 +94,25 @@ def _reference_snapshot(backend: Backend) -> dict[str, Tensor]:
     return {name: part.clone() for name, part in parts.items()}
 
 
-def _native(**environ: str) -> Callable[[ModelConfig, ModelWeights, int], Backend]:
+def _in_nvfp4(record: Any) -> Any:
+    """The same record of `in_dtype` with every linear in NVFP4."""
+    if isinstance(record, Dense):
+        return Nvfp4(*quantise(record.weight.float()))
+    if isinstance(record, tuple):
+        return tuple(map(_in_nvfp4, record))
+    if not is_dataclass(record):
+        return record
+    parts = {field.name: _in_nvfp4(getattr(record, field.name)) for field in fields(record)}
+    return replace(record, **parts)
+
+
+def _native(
+    *, nvfp4: bool = False, **environ: str
+) -> Callable[[ModelConfig, ModelWeights, int], Backend]:
     def make(config: ModelConfig, weights: ModelWeights, capacity: int) -> Backend:
         # Packing frees what it is given, and the kernels read bf16.
         own = copy.deepcopy(in_dtype(weights, torch.bfloat16))
+        own = _in_nvfp4(own) if nvfp4 else own
         knobs = KnobSet.resolve(environ=environ)
         pool = Pool(load_library(), 1)
         return NativeBackend(config, own, capacity=capacity, knobs=knobs, pool=pool)
@@ -111,5 +129,8 @@ KINDS = (
     BackendKind("reference float32", 1e-5, _reference(torch.float32), _reference_snapshot),
     BackendKind("reference bfloat16", 5e-2, _reference(torch.bfloat16), _reference_snapshot),
     BackendKind("native e4m3 cache", 0, _native(QWEN38_KV_FP8="1"), _native_snapshot),
+    BackendKind(
+        "native 8-bit inputs", 0, _native(nvfp4=True, QWEN38_NVFP4_INT8="1"), _native_snapshot
+    ),
     BackendKind("native", 0, _native(), _native_snapshot),
 )

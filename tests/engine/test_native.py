@@ -59,6 +59,7 @@ CONFIG = ModelConfig.from_dict(
 EXPERTS = replace(CONFIG, experts=9, experts_per_token=3, expert_size=80)
 FORMATS = ("nvfp4", "bf16")
 CASES = (*FORMATS, "nvfp4 experts", "bf16 experts")
+OTHER_NUMBERS = ("nvfp4 KV_FP8", "nvfp4 NVFP4_INT8", "nvfp4 experts NVFP4_INT8")
 
 
 def case_of(text: str) -> tuple[ModelConfig, str, list[str]]:
@@ -90,7 +91,7 @@ def one_by_one(backend: NativeBackend, ids: list[int]) -> torch.Tensor:
     return torch.stack([torch.from_numpy(backend.prefill([i]).logits[0].copy()) for i in ids])
 
 
-@pytest.fixture(scope="module", params=[*CASES, "nvfp4 KV_FP8"])
+@pytest.fixture(scope="module", params=[*CASES, *OTHER_NUMBERS])
 def backend(request: pytest.FixtureRequest) -> Iterator[NativeBackend]:
     made = make(request.param)
     yield made
@@ -181,7 +182,7 @@ def test_the_mtp_cache_and_its_drafts_do_not_depend_on_the_history(backend: Nati
     assert drafts[0] == drafts[1] == drafts[2]
 
 
-@pytest.mark.parametrize("weight_format", CASES)
+@pytest.mark.parametrize("weight_format", [*CASES, *OTHER_NUMBERS])
 def test_two_threads_and_eager_passes_have_the_same_bits(weight_format: str) -> None:
     ids = sequence(70, seed=9)
     results = []

@@ -137,6 +137,8 @@ def test_a_flip_takes_the_other_path_and_keeps_what_it_promises(
     flip: Flip,
     replay: str,
 ) -> None:
+    if flip.taken == "NVFP4 products of 8-bit inputs" and not backend.takes_int8:
+        pytest.skip("the products of the matrix unit read bf16")
     logits, state = expected
     within = _WITHIN[max((knob_named(name).bits for name in flip.knobs), key=list(_WITHIN).index)]
     knobs = KnobSet.resolve(environ={"QWEN38_VERIFY_GRAPH": replay})

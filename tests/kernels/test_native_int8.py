@@ -226,8 +226,9 @@ def test_the_peak_of_bytes_is_counted_where_products_multiply_bytes(
     with Pool(library, 1) as pool:
         plain = Probe(pool, working_set_bytes=1 << 20)
         bytes_too = Probe(pool, working_set_bytes=1 << 20, int8=True)
-        times = 1 if library.isa in ("portable", "amx") else 2
-        assert bytes_too._dot_flops == times * plain._dot_flops
+        if library.isa.startswith("avx"):
+            assert bytes_too._dot_flops == 2 * plain._dot_flops
+        assert bytes_too._dot_flops >= plain._dot_flops
         assert bytes_too.dot_gflops() > 0
         monkeypatch.setattr(NativeLibrary, "has_matrix_unit", True)
         assert Probe(pool, working_set_bytes=1 << 20, int8=True)._dot == plain._dot
