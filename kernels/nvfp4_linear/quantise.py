@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -39,16 +41,10 @@ def quantise(
     """
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-    if weight.dim() != 2 or weight.shape[1] % GROUP or not weight.numel():
-        raise ValueError(f"weight must be [N, K] with K % {GROUP} == 0, got {list(weight.shape)}")
+    scale_2 = tensor_scale(weight)
     rows, columns = weight.shape
     if act_ms is not None and tuple(act_ms.shape) != (columns,):
         raise ValueError(f"act_ms must have shape [{columns}], got {list(act_ms.shape)}")
-    largest = float(weight.abs().amax())
-    if not largest < float("inf"):
-        raise ValueError("weight holds values that are not finite")
-    scale_2 = largest / (_LARGEST_CODE * _LARGEST_SCALE)
-    scale_2 = float(torch.tensor(scale_2 or 1.0, dtype=torch.float32)) or 2.0**-126
     importance = torch.ones(columns) if act_ms is None else act_ms.float()
     codes = torch.empty(rows, columns // 2, dtype=torch.uint8)
     scales = torch.empty(rows, columns // GROUP, dtype=torch.float8_e4m3fn)
@@ -62,18 +58,52 @@ def quantise(
     return codes, scales, scale_2
 
 
+def tensor_scale(weight: Tensor) -> float:
+    """scale_2 of a weight [N, K], a positive float32: max|W| / (6 * 448).
+
+    Raises:
+        ValueError: a shape that does not fit, or a weight that is not finite.
+    """
+    if weight.dim() != 2 or weight.shape[1] % GROUP or not weight.numel():
+        raise ValueError(f"weight must be [N, K] with K % {GROUP} == 0, got {list(weight.shape)}")
+    largest = float(weight.abs().amax())
+    if not largest < float("inf"):
+        raise ValueError("weight holds values that are not finite")
+    scale_2 = largest / (_LARGEST_CODE * _LARGEST_SCALE)
+    return float(torch.tensor(scale_2 or 1.0, dtype=torch.float32)) or 2.0**-126
+
+
+def candidate_scales(largest: Tensor, scale_2: float) -> Iterator[Tensor]:
+    """The e4m3 scales that the search tries for groups whose largest magnitudes are `largest`, same shape.
+
+    The first is the one of "rtn". A group beyond 6 * 448 * scale_2 gets 448 and is clipped.
+    """
+    wanted = largest / _LARGEST_CODE / scale_2
+    yield _round_up_clipped(wanted, largest, scale_2)
+    for multiplier in _MULTIPLIERS[1:]:
+        yield (wanted * multiplier).clamp(max=_LARGEST_SCALE).to(torch.float8_e4m3fn)
+
+
+def nearest(values: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes (uint8) of float32 values whose unit is `step`, and what is left: value - decoded * step.
+
+    A step of 0 gives zeros.
+    """
+    scaled = torch.where(step > 0, values / step, torch.zeros_like(values))
+    codes = encode(scaled)
+    return codes, values - decode(codes) * step
+
+
 def _quantise_groups(
     groups: Tensor, scale_2: float, method: str, importance: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Codes [n, G, 16] and e4m3 scales [n, G] of groups [n, G, 16]."""
-    largest = groups.abs().amax(-1)
-    wanted = largest / _LARGEST_CODE / scale_2
-    scale = _round_up_clipped(wanted, largest, scale_2)
+    scales = candidate_scales(groups.abs().amax(-1), scale_2)
+    scale = next(scales)
     codes, error = _try_scale(groups, scale, scale_2, importance)
     if method == "rtn":
         return codes, scale
-    for multiplier in _MULTIPLIERS[1:]:
-        other = (wanted * multiplier).clamp(max=_LARGEST_SCALE).to(torch.float8_e4m3fn)
+    for other in scales:
         other_codes, other_error = _try_scale(groups, other, scale_2, importance)
         better = other_error < error
         codes = torch.where(better.unsqueeze(-1), other_codes, codes)
@@ -94,9 +124,6 @@ def _try_scale(
     groups: Tensor, scale: Tensor, scale_2: float, importance: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Codes under this scale, and the weighted squared error of every group."""
-    step = (scale.float() * scale_2).unsqueeze(-1)
-    inverse = torch.where(step > 0, groups / step, torch.zeros_like(groups))
-    codes = encode(inverse)
-    difference = groups - decode(codes) * step
+    codes, difference = nearest(groups, (scale.float() * scale_2).unsqueeze(-1))
     weights = importance.view(1, -1, GROUP)
     return codes, (difference.square() * weights).sum(-1)
