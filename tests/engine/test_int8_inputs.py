@@ -166,3 +166,10 @@ def test_a_bench_has_the_peak_of_what_its_products_multiply(
     monkeypatch.setattr(roof, "native_probes", refused)
     assert main(["bench", "--shape", "demo", "--threads", "1", *options])
     assert asked == [{"int8": int8}]
+
+
+@pytest.mark.usefixtures("vector_units")
+@pytest.mark.parametrize(("int8", "dot"), [(True, "probe_dot_int8"), (False, "probe_dot")])
+def test_the_probes_of_a_machine_measure_that_peak(int8: bool, dot: str) -> None:
+    with roof.native_probes(1, 1 << 20, int8=int8) as probe:
+        assert probe._dot == f"rondo_{dot}"
