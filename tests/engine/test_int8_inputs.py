@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from engine.load.weights import parts_of
 from engine.measure import roof
 from engine.measure.agree_configurations import configurations_named
 from engine.measure.agreement import agree
+from engine.model import native_moe
 from engine.model.config import ModelConfig
 from engine.model.projection import Packing, takes_int8
 from engine.model.reference import ReferenceBackend
@@ -30,9 +32,10 @@ from engine.model.switches import Switches
 from engine.paths import demo_model
 from kernels.build import load_library
 from kernels.cpu.product import linear as kernel
+from kernels.moe.pack import PackedExperts
 from kernels.nvfp4_linear.check import random_weight
 from kernels.nvfp4_linear.pack import pack_nvfp4
-from kernels.tape import Pool
+from kernels.tape import Pool, Tape
 
 ON, OFF = {"QWEN38_NVFP4_INT8": "1"}, {"QWEN38_NVFP4_INT8": "0"}
 NEED = "an NVFP4 weight for the vector units is not loaded"
@@ -84,6 +87,30 @@ def test_a_forward_stays_near_the_reference(case: str) -> None:
     spread = float(exact.std())
     assert off[case] < 0.06 * spread
     assert off[case] > 1.2 * off[case.removesuffix(" NVFP4_INT8")]
+
+
+@pytest.mark.usefixtures("vector_units")
+@pytest.mark.parametrize("joined", ["1", "0"])
+def test_every_product_of_experts_reads_8_bits(
+    monkeypatch: pytest.MonkeyPatch, joined: str
+) -> None:
+    seen = []
+
+    def watched(name: str) -> None:
+        issue = getattr(native_moe, name)
+
+        def issued(tape: Tape, packed: PackedExperts, *rest: Any, **operands: Any) -> None:
+            seen.append((name, packed.shape.int8))
+            issue(tape, packed, *rest, **operands)
+
+        monkeypatch.setattr(native_moe, name, issued)
+
+    watched("moe_gate_up")
+    watched("moe_down")
+    backend = make("nvfp4 experts NVFP4_INT8", FUSE_PROJ=joined)
+    backend.prefill([1, 2, 3])
+    backend.close()
+    assert set(seen) == {("moe_gate_up", True), ("moe_down", True)}
 
 
 @pytest.mark.usefixtures("vector_units")
