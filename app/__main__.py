@@ -25,10 +25,11 @@ def main(argv: list[str] | None = None) -> int:
 
         return cli.main(arguments)
     options = _parser().parse_args(arguments)
-    from engine.cli import UsageError, knob_changes
+    from engine.cli import UsageError, check_profile, knob_changes
 
     try:
         knobs = knob_changes(options)
+        check_profile(options)
     except UsageError as error:
         print(f"rondo: {error}", file=sys.stderr)
         return USAGE
@@ -68,6 +69,7 @@ def _console(options: argparse.Namespace, knobs: dict[str, str]) -> int:
             model=options.model or "",
             threads=options.threads,
             knobs=knobs,
+            profile=options.profile,
             time_to_window=options.time_to_window,
             make_handle=make_handle,
         )
@@ -107,7 +109,7 @@ def _pyside_version() -> tuple[int, int]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from engine.cli import COMMANDS
+    from engine.cli import COMMANDS, add_switch_options
 
     commands = "\n".join(f"  {name:<12}{what}" for name, what in COMMANDS.items())
     parser = argparse.ArgumentParser(
@@ -123,13 +125,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="worker threads of the engine (default: the number that is fastest at load)",
     )
-    parser.add_argument(
-        "--knob",
-        action="append",
-        default=[],
-        metavar="QWEN38_X=V",
-        help="give one switch another value; may be repeated (default: as the served profile has it)",
-    )
+    add_switch_options(parser)
     parser.add_argument(
         "--time-to-window",
         action="store_true",

@@ -34,6 +34,7 @@ class Options:
     model: str = ""
     threads: int | None = None
     knobs: dict[str, str] = field(default_factory=dict)
+    profile: str = "serve"
     time_to_window: bool = False
     make_handle: Callable[[], EngineHandle] | None = None
 
@@ -49,9 +50,11 @@ def run(options: Options) -> int:
     app.setDesktopFileName("rondo")
     settings = Settings()
     theme = Theme(app, settings.theme)
-    bridge = Bridge(
-        options.make_handle or (lambda: open_handle(knobs=options.knobs, threads=options.threads))
-    )
+
+    def make_handle() -> EngineHandle:
+        return open_handle(knobs=options.knobs, threads=options.threads, profile=options.profile)
+
+    bridge = Bridge(options.make_handle or make_handle)
     window = Window(bridge, theme, settings)
     run_file = _open_run_file(window)
     _end_on_signals(window)

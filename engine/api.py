@@ -172,9 +172,12 @@ class EngineHandle(CompareHandle, KnobHandle, Protocol):
 
 
 def open_handle(
-    *, knobs: Mapping[str, str] | None = None, threads: int | None = None
+    *,
+    knobs: Mapping[str, str] | None = None,
+    threads: int | None = None,
+    profile: str = "serve",
 ) -> EngineHandle:
-    """A threaded engine with nothing loaded yet."""
+    """A threaded engine with nothing loaded yet; `profile` names a set of switches, or a file of one."""
     from engine.runner import ThreadedEngine
 
-    return ThreadedEngine(knobs=knobs, threads=threads)
+    return ThreadedEngine(knobs=knobs, threads=threads, profile=profile)

@@ -25,7 +25,7 @@ from engine.allocation import memory_short
 from engine.errors import Cancelled, RondoError, UsageError
 from engine.interrupt import INTERRUPTED, ending_at_once
 from engine.numbers import SPACE
-from engine.paths import demo_model
+from engine.paths import demo_model, profile_path
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -202,6 +202,11 @@ def add_switch_options(parser: argparse.ArgumentParser) -> None:
 def knob_changes(arguments: argparse.Namespace) -> dict[str, str]:
     """The --knob options as a mapping; UsageError when one is not KEY=value."""
     return dict(setting(text, "--knob") for text in arguments.knob)
+
+
+def check_profile(arguments: argparse.Namespace) -> None:
+    """UsageError where --profile names neither a set of switches nor a file."""
+    profile_path(arguments.profile)
 
 
 def setting(text: str, option: str) -> tuple[str, str]:

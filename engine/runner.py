@@ -55,9 +55,14 @@ class ThreadedEngine(RunnerCompares):
     """See `engine.api.EngineHandle`. The thread starts here and ends in `close`."""
 
     def __init__(
-        self, *, knobs: Mapping[str, str] | None = None, threads: int | None = None
+        self,
+        *,
+        knobs: Mapping[str, str] | None = None,
+        threads: int | None = None,
+        profile: str = "serve",
     ) -> None:
         super().__init__()
+        self._profile = profile
         self.ring = RoundRing()
         self._knobs = dict(knobs or {})
         self._threads = threads
@@ -229,7 +234,7 @@ class ThreadedEngine(RunnerCompares):
     def _knob_set(self) -> KnobSet:
         """The switches as a load would find them; a profile or environment with errors counts as empty here."""
         try:
-            return KnobSet.resolve(profile=profile_path("serve"), changes=self._knobs)
+            return KnobSet.resolve(profile=profile_path(self._profile), changes=self._knobs)
         except UsageError:  # the load tells it
             return KnobSet({})
 
@@ -275,6 +280,7 @@ class ThreadedEngine(RunnerCompares):
         try:
             opened = self._open(
                 path,
+                profile=self._profile,
                 knobs={**self._knobs, **(knobs or {})},
                 threads=threads or self._threads,
                 on_progress=on_progress,

@@ -84,6 +84,21 @@ def test_a_knob_without_a_value_is_refused(capsys) -> None:
     assert "is not KEY=value" in capsys.readouterr().err
 
 
+def test_a_profile_that_is_not_there_is_refused(capsys) -> None:
+    assert start.main(["--profile", "fastest"]) == 2
+    assert "neither a file nor one of serve" in capsys.readouterr().err
+
+
+def test_the_window_takes_a_profile(monkeypatch) -> None:
+    asked = []
+    monkeypatch.setattr("app.main.run", lambda options: asked.append(options) or 0)
+    monkeypatch.setenv("QT_QPA_PLATFORM", "offscreen")
+    assert start.main(["--profile", "int8", "--knob", "QWEN38_MTP_DEPTH=2"]) == 0
+    assert [(options.profile, options.knobs) for options in asked] == [
+        ("int8", {"QWEN38_MTP_DEPTH": "2"})
+    ]
+
+
 def test_an_unknown_script_is_refused(capsys) -> None:
     assert start.main(["--fake", "nonsense"]) == 2
     assert "steady" in capsys.readouterr().err

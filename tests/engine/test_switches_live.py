@@ -56,6 +56,18 @@ def test_a_change_before_a_load_is_kept_for_it(handle: ThreadedEngine, model: Pa
     assert value(handle, DEPTH) == ("2", "caller")
 
 
+def test_a_profile_of_ones_own_is_taken(model: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.env"
+    own.write_text("QWEN38_CPU_ISA=reference\nQWEN38_MTP_DEPTH=1\n")
+    handle = ThreadedEngine(threads=1, profile=str(own))
+    listener = Listener(handle)
+    assert value(handle, DEPTH) == ("1", "profile")
+    handle.load(str(model))
+    assert listener.wait(Loaded).card.speculation == "MTP, depth 1"
+    assert value(handle, DEPTH) == ("1", "profile")
+    assert handle.close(PATIENCE_S)
+
+
 def test_a_change_during_an_answer_holds_from_the_next_round(
     handle: ThreadedEngine, model: Path
 ) -> None:
