@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.cli import FAILED, OK, USAGE
+from engine.cli import FAILED, OK, USAGE, add_switch_options, check_profile, knob_changes
 from engine.commands.generate import figures
 from engine.errors import RondoError, UsageError
 from engine.measure.telemetry import DRAFTERS, ROUND_DTYPE, ROUTES
@@ -83,17 +83,13 @@ def _parse(argv: list[str] | None) -> tuple[Wish, str | None]:
     parser.add_argument("--prompt", default=PROMPT, metavar="T", help="the question")
     parser.add_argument("--max-tokens", type=int, default=256, metavar="N")
     parser.add_argument("--threads", type=int, metavar="N", help="worker threads")
-    parser.add_argument("--knob", action="append", default=[], metavar="QWEN38_X=V")
+    add_switch_options(parser)
     parser.add_argument("--out", metavar="DIR", help="a new folder for what is written")
     options = parser.parse_args(argv)
-    knobs = {}
-    for text in options.knob:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise UsageError(f"--knob {text!r} is not KEY=value.", next_step="Write QWEN38_X=V.")
-        knobs[name.strip()] = value
+    knobs = knob_changes(options)
+    check_profile(options)
     model = options.model or str(demo_model())
-    wish = Wish(model, options.prompt, options.max_tokens, options.threads, knobs)
+    wish = Wish(model, options.prompt, options.max_tokens, options.threads, knobs, options.profile)
     return wish, options.out
 
 

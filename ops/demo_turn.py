@@ -40,6 +40,7 @@ class Wish:
     max_tokens: int
     threads: int | None
     knobs: dict[str, str]
+    profile: str = "serve"
 
 
 class TurnFailed(Exception):
@@ -62,7 +63,7 @@ class Turn:
 
 def plain_turn(wish: Wish) -> Turn:
     """The turn without Qt: the handle is polled as the console polls it."""
-    handle = open_handle(knobs=wish.knobs, threads=wish.threads)
+    handle = open_handle(knobs=wish.knobs, threads=wish.threads, profile=wish.profile)
     try:
         handle.load(wish.model)
         loaded = _await(handle, Loaded)

@@ -33,7 +33,7 @@ def window_turn(wish: Wish, folder: Path) -> Turn:
     handles: list[EngineHandle] = []
 
     def make_handle() -> EngineHandle:
-        handles.append(open_handle(knobs=wish.knobs, threads=wish.threads))
+        handles.append(open_handle(knobs=wish.knobs, threads=wish.threads, profile=wish.profile))
         return handles[0]
 
     with tempfile.TemporaryDirectory() as scratch:
