@@ -160,8 +160,8 @@ def _calibration_texts(arguments: argparse.Namespace, scored: Sequence[str]) -> 
     if arguments.method != "gptq" and path is None and arguments.calibration_tokens is None:
         return None
     texts = _answers() if path is None else _paragraphs(path)
-    left_out = set(scored)
-    fresh = [text for text in dict.fromkeys(texts) if text not in left_out]
+    left_out = {text.strip() for text in scored}
+    fresh = [text for text in dict.fromkeys(texts) if text.strip() not in left_out]
     if not fresh:
         raise UsageError(
             f"{path or 'The demo corpus'}: every paragraph is scored, too, which would flatter the result.",

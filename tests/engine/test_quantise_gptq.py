@@ -7,6 +7,7 @@ import argparse
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +19,10 @@ from engine.api import GenerateRequest, LoadProgress
 from engine.cli import OK, USAGE, main
 from engine.commands import quantize
 from engine.errors import Cancelled, CheckpointError, NumericsError, UsageError
+from engine.load import quantise
 from engine.load.checkpoint import read_checkpoint
 from engine.load.quantise import ModuleReport, quantise_checkpoint
+from kernels.nvfp4_linear.gptq import quantise_gptq
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -75,7 +78,7 @@ def test_outputs_are_nearer_than_by_the_clip_search(source: Path, tmp_path: Path
 def test_the_command_reports_and_the_copy_answers(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "text").write_text("\n\n".join(TEXTS[:20]))
+    (tmp_path / "text").write_text("\n\n".join(TEXTS[:20]) + "\n")
     (tmp_path / "scored").write_text("\n\n".join(TEXTS[15:25]))
     out = tmp_path / "copy"
     options = ["--model", str(source), "--method", "gptq", "--text", str(tmp_path / "scored")]
@@ -182,6 +185,27 @@ def test_text_is_never_scored_and_calibrated_on(
     assert len(calibrated) > 2 * len(scored)
     chosen.method = "clip"
     assert quantize._calibration_texts(chosen, scored) is None
+
+
+def test_a_cancel_ends_the_work_on_one_matrix(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancel = threading.Event()
+    finished = []
+
+    def cancelled(*arguments: Any) -> Any:
+        cancel.set()
+        made = quantise_gptq(*arguments)
+        finished.append(made)
+        return made
+
+    monkeypatch.setattr(quantise, "quantise_gptq", cancelled)
+    with pytest.raises(Cancelled, match="Quantising was cancelled"):
+        quantise_checkpoint(
+            source, tmp_path / "copy", method="gptq", calibration=TEXTS, cancel=cancel
+        )
+    assert not finished
+    assert not (tmp_path / "copy").exists()
 
 
 @pytest.mark.parametrize("stage", ["calibrating layer 2 of 4", "calibrating the MTP head"])
