@@ -23,6 +23,8 @@ struct Layout : rondo::Int8Activations {
 
 #if defined(__AVX2__)
 #include "int8_avx.h"
+#elif defined(RONDO_NEON)
+#include "int8_neon.h"
 #else
 #include "int8_plain.h"
 #endif
