@@ -9,6 +9,7 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from kernels.build_cache import (
 
 _ROOT = Path(__file__).parent
 _COMPILE_JOBS = 2
+# getauxval(AT_HWCAP) of 64-bit ARM Linux, and its bit HWCAP_ASIMDDP.
+_AT_HWCAP, _DOT_PRODUCT = 16, 1 << 20
 # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) of x86-64 Linux.
 _ARCH_PRCTL, _REQUEST_FEATURE, _MATRIX_DATA = 158, 0x1023, 18
 _COMMON_FLAGS = (
@@ -70,6 +73,11 @@ ISA_LEVELS = (
     IsaLevel("avx512vnni", ("-march=x86-64-v4", "-mavx512vnni"), _AVX512 | {"avx512_vnni"}),
     IsaLevel("avx512", ("-march=x86-64-v4",), _AVX512),
     IsaLevel("avx2", ("-march=x86-64-v3",), _AVX2),
+    IsaLevel(
+        "dotprod",
+        ("-DRONDO_NEON", "-march=armv8.2-a+dotprod"),
+        frozenset({"asimd", "asimddp"}),
+    ),
     IsaLevel("neon", ("-DRONDO_NEON",), frozenset({"asimd"})),  # every 64-bit ARM has it
     IsaLevel("portable", (), frozenset()),
 )
@@ -186,7 +194,7 @@ def _level(isa: str | None) -> IsaLevel:
 
 def _processor_flags() -> frozenset[str]:
     if platform.machine() in ("aarch64", "arm64"):
-        return frozenset({"asimd"})
+        return frozenset({"asimd", "asimddp"} if _arm_has_dot_product() else {"asimd"})
     if platform.machine() not in ("x86_64", "AMD64"):
         return frozenset()
     try:
@@ -198,6 +206,18 @@ def _processor_flags() -> frozenset[str]:
             flags = frozenset(line.partition(":")[2].split())
             return flags if _matrix_unit_allowed() else flags - {"amx_tile", "amx_bf16"}
     return frozenset()
+
+
+def _arm_has_dot_product() -> bool:
+    """Whether this ARM processor multiplies and adds bytes; a system that does not tell has none."""
+    if sys.platform == "darwin":
+        return True  # as all have from the M1 on
+    try:
+        ask = ctypes.CDLL(None).getauxval
+    except (OSError, AttributeError):
+        return False
+    ask.argtypes, ask.restype = [ctypes.c_ulong], ctypes.c_ulong
+    return bool(ask(_AT_HWCAP) & _DOT_PRODUCT)
 
 
 def _matrix_unit_allowed() -> bool:

@@ -13,6 +13,7 @@ ISA_NAMES = {
     "avx512vnni": "AVX-512 VNNI",
     "avx512": "AVX-512",
     "avx2": "AVX2",
+    "dotprod": "NEON with dot product",
     "neon": "NEON",
     "portable": "portable code",
 }

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -89,7 +90,7 @@ ARM_COMPILER = shutil.which("aarch64-linux-gnu-g++") or shutil.which("aarch64-li
 
 
 @pytest.mark.skipif(ARM_COMPILER is None, reason="needs a cross compiler for 64-bit ARM")
-@pytest.mark.parametrize("isa", ["neon", "portable"])
+@pytest.mark.parametrize("isa", ["dotprod", "neon", "portable"])
 def test_the_kernels_compile_for_arm(isa: str) -> None:
     level = next(level for level in build.ISA_LEVELS if level.name == isa)
     flags = [*build._COMMON_FLAGS, *level.flags, "-I", str(build._ROOT / "cpu")]
@@ -97,10 +98,33 @@ def test_the_kernels_compile_for_arm(isa: str) -> None:
         subprocess.run([ARM_COMPILER, *flags, "-fsyntax-only", str(file)], check=True, timeout=120)
 
 
-def test_an_arm_processor_has_neon(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("system", "capabilities", "levels"),
+    [
+        ("linux", 0, ["neon", "portable"]),
+        ("linux", ~(1 << 20) & 0xFFFFFFFF, ["neon", "portable"]),
+        ("linux", 1 << 20, ["dotprod", "neon", "portable"]),
+        ("linux", None, ["neon", "portable"]),  # of a C library that does not tell
+        ("darwin", None, ["dotprod", "neon", "portable"]),
+    ],
+)
+def test_an_arm_processor_has_neon_and_maybe_the_dot_product(
+    system: str, capabilities: int | None, levels: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def getauxval(kind: int) -> int:
+        asked.append(kind)
+        return capabilities or 0
+
+    functions = {} if capabilities is None else {"getauxval": getauxval}
     monkeypatch.setattr(build.platform, "machine", lambda: "aarch64")
-    assert machine_isas() == ["neon", "portable"]
-    with pytest.raises(ValueError, match=r"cannot run avx2.*usable: neon, portable"):
+    monkeypatch.setattr(build.sys, "platform", system)
+    monkeypatch.setattr(build.ctypes, "CDLL", lambda name: SimpleNamespace(**functions))
+    assert machine_isas() == levels
+    assert set(asked) <= {16}
+    usable = ", ".join(levels)
+    with pytest.raises(ValueError, match=rf"cannot run avx2.*usable: {usable}\Z"):
         load_library("avx2")
 
 
