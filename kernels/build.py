@@ -151,7 +151,7 @@ def load_library(
     """Build (or take from the cache) and load the native kernels.
 
     Args:
-        isa: a level of ISA_LEVELS; None takes the fastest this processor runs.
+        isa: a level of ISA_LEVELS; None takes the fastest that this processor runs and the compiler knows.
         sanitize: address and undefined-behaviour checks; libasan must be preloaded.
         sources: C++ files; None takes every `kernels/*/*.cpp`.
         on_progress: called with one line per compiled file; never called on a cache hit.
@@ -160,27 +160,32 @@ def load_library(
         ValueError: unknown level, or one this processor cannot run.
         NativeBuildError: no compiler, a failed compilation, or an unusable cache folder.
     """
-    level = _level(isa)
+    levels = [_level(name) for name in ([isa] if isa else machine_isas())]
     compiler = find_compiler()
     files = sorted(_ROOT.glob("*/*.cpp")) if sources is None else sorted(sources)
-    flags = [*_COMMON_FLAGS, *level.flags, *(_SANITIZE_FLAGS if sanitize else ())]
     folder = cache_folder("native")
     shared = digest([*sorted(_ROOT.glob("*/*.h")), *sorted(_ROOT.glob("*/*.inc"))])
-    recipe = " ".join([shared, _version(compiler), *compiler, *flags])
-    keys = {file: hash_text(recipe + digest([file])) for file in files}
-    name = f"rondo-{level.name}{'-sanitize' if sanitize else ''}"
-    target = folder / f"{name}-{hash_text(recipe + ' '.join(keys.values()))}.so"
-    if not target.exists():
-        with locked(folder / "build.lock"):
-            if not target.exists():
-                _build([*compiler, *flags], keys, target, on_progress or (lambda line: None))
+    start = " ".join([shared, _version(compiler), *compiler])
+    tell = on_progress or (lambda line: None)
+    for level in levels:
+        flags = [*_COMMON_FLAGS, *level.flags, *(_SANITIZE_FLAGS if sanitize else ())]
+        recipe = " ".join([start, *flags])
+        keys = {file: hash_text(recipe + digest([file])) for file in files}
+        name = f"rondo-{level.name}{'-sanitize' if sanitize else ''}"
+        target = folder / f"{name}-{hash_text(recipe + ' '.join(keys.values()))}.so"
+        if target.exists():
+            break
+        if level is levels[-1] or _knows(compiler, level.flags):
+            with locked(folder / "build.lock"):
+                if not target.exists():
+                    _build([*compiler, *flags], keys, target, tell)
+            break
+        tell(f"{compiler[0]} is too old for {level.name}")
     return NativeLibrary(target, level.name)
 
 
-def _level(isa: str | None) -> IsaLevel:
+def _level(isa: str) -> IsaLevel:
     available = machine_isas()
-    if isa is None:
-        isa = available[0]
     known = {level.name: level for level in ISA_LEVELS}
     if isa not in known:
         raise ValueError(f"unknown instruction-set level {isa!r}; known: {', '.join(known)}")
@@ -242,6 +247,12 @@ def find_compiler() -> list[str]:
         "no C++ compiler was found (looked for $CXX, g++, c++ and clang++); install one, for"
         " example with `apt install g++`, `dnf install gcc-c++` or `xcode-select --install`"
     )
+
+
+def _knows(compiler: list[str], flags: Sequence[str]) -> bool:
+    """Whether the compiler has these options: newer instructions need a newer one."""
+    command = [*compiler, *flags, "-fsyntax-only", "-x", "c++", os.devnull]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def _version(compiler: list[str]) -> str:

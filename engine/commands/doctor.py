@@ -74,7 +74,7 @@ def _memory() -> list[Finding]:
 
 
 def _native() -> list[Finding]:
-    from kernels.build import NativeBuildError, load_library
+    from kernels.build import NativeBuildError, load_library, machine_isas
 
     found = cpp_compiler()
     findings = [
@@ -88,7 +88,11 @@ def _native() -> list[Finding]:
         cause, _, more = str(error).partition("\n")
         advice = more or "The PyTorch operations are used instead; they are slower."
         return [*findings, Finding("native kernels", _NOTE, cause, advice)]
-    return [*findings, Finding("native kernels", _GOOD, f"built for {library.isa}")]
+    built, best = f"built for {library.isa}", machine_isas()[0]
+    if library.isa != best:
+        advice = f"A newer C++ compiler would build them for {best}, which this processor has."
+        return [*findings, Finding("native kernels", _NOTE, built, advice)]
+    return [*findings, Finding("native kernels", _GOOD, built)]
 
 
 def _gpu() -> list[Finding]:

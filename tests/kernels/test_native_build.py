@@ -128,6 +128,24 @@ def test_an_arm_processor_has_neon_and_maybe_the_dot_product(
         load_library("avx2")
 
 
+def test_an_older_compiler_builds_for_a_lower_level(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_processor_flags", lambda: build._AVX512)
+    assert machine_isas() == ["avx512", "avx2", "portable"]
+    old = source.with_name("old-g++")
+    old.write_text('#!/bin/sh\ncase "$*" in *-march=x86-64-v4*) exit 1;; esac\nexec g++ "$@"\n')
+    old.chmod(0o755)
+    monkeypatch.setenv("CXX", str(old))
+    lines: list[str] = []
+    library = load_library(sources=[source], on_progress=lines.append)
+    assert library.isa == "avx2"
+    assert lines[0] == f"{old} is too old for avx512"
+    assert load_library(sources=[source]).path == library.path
+    with pytest.raises(NativeBuildError, match="x86-64-v4"):
+        load_library("avx512", sources=[source])
+
+
 def test_no_compiler_says_how_to_get_one(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(source.parent))
     monkeypatch.delenv("CXX", raising=False)
