@@ -190,8 +190,8 @@ _ROUND: tuple[Knob, ...] = (
         "Force the instruction set of the native kernels (reference: the readable PyTorch operations instead); "
         "empty picks the best this processor has.",
         "near-tie", "reload", "instruction set of the loaded library", "runtime",
-        choices=("", "amx", "avx512bf16", "avx512vnni", "avx512", "avx2", "dotprod", "neon", "portable",
-                 "reference"),
+        choices=("", "amx", "avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "dotprod", "neon",
+                 "portable", "reference"),
         backends=_CPU,
         why_cuda="it is about the processor",
     ),

@@ -72,6 +72,7 @@ ISA_LEVELS = (
     IsaLevel("avx512bf16", _BF16_FLAGS, _BF16),
     IsaLevel("avx512vnni", ("-march=x86-64-v4", "-mavx512vnni"), _AVX512 | {"avx512_vnni"}),
     IsaLevel("avx512", ("-march=x86-64-v4",), _AVX512),
+    IsaLevel("avxvnni", ("-march=x86-64-v3", "-mavxvnni"), _AVX2 | {"avx_vnni"}),
     IsaLevel("avx2", ("-march=x86-64-v3",), _AVX2),
     IsaLevel(
         "dotprod",

@@ -12,6 +12,7 @@ ISA_NAMES = {
     "avx512bf16": "AVX-512 BF16",
     "avx512vnni": "AVX-512 VNNI",
     "avx512": "AVX-512",
+    "avxvnni": "AVX2 with VNNI",
     "avx2": "AVX2",
     "dotprod": "NEON with dot product",
     "neon": "NEON",

@@ -6,6 +6,9 @@
 #else
 #include "product.h"
 #endif
+#if defined(__AVX2__)
+#include "registers.h"
+#endif
 
 struct rondo_probe_args {
   const uint8_t* from;  // bytes, a multiple of 256 for each worker
@@ -36,9 +39,7 @@ constexpr int64_t kDotFlops = kChains * 16 * 2;
 #endif
 #endif
 
-#if defined(__AVX512VNNI__)
-constexpr int64_t kInt8Flops = 12 * 16 * 8;
-#elif defined(RONDO_AVX)
+#if defined(__AVX2__)
 constexpr int64_t kInt8Flops = 12 * rondo::kRegLanes * 8;
 #else
 constexpr int64_t kInt8Flops = kDotFlops;  // there those products are of fp32, too
@@ -138,25 +139,20 @@ RONDO_OP(probe_dot) {
 
 // Of 8-bit integers, as in the products of product_int8.h.
 RONDO_OP(probe_dot_int8) {
-#if defined(__AVX512VNNI__) || defined(RONDO_AVX)
+#if defined(__AVX2__)
   (void)workers;
   uint32_t* sink = a->sink + worker * 16;
-#if defined(__AVX512VNNI__)
-  typedef __m512i reg;
-#else
-  typedef rondo::regi reg;
-#endif
   constexpr int chains = 12;
-  reg acc[chains], w, x;
+  rondo::regi acc[chains], w, x;
   memcpy(&w, a->from, sizeof w), memcpy(&x, a->from + 64, sizeof x);
   for (int c = 0; c < chains; c++) memcpy(&acc[c], sink, sizeof acc[c]);
   for (int64_t i = 0; i < a->rounds; i++) {
 #pragma GCC unroll 12
     for (int c = 0; c < chains; c++) {
-#if defined(__AVX512VNNI__)
-      acc[c] = _mm512_dpbusd_epi32(acc[c], w, x);
+#if defined(RONDO_VNNI)
+      rondo::reg_add_fours(&acc[c], w, x);
 #else
-      rondo::reg_add_bytes(&acc[c], w, x);
+      rondo::reg_add_twos(&acc[c], w, x);
 #endif
     }
   }

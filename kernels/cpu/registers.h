@@ -4,6 +4,16 @@
 #pragma once
 #include "vec.h"
 
+#if defined(__AVX512VNNI__)
+#define RONDO_VNNI 1
+#elif defined(__AVXVNNI__)
+#define RONDO_VNNI 1
+// Without it the assembler would take the encoding of AVX-512, which processors of this level lack.
+#if !defined(RONDO_VEX)
+#define RONDO_VEX "%{vex%} "
+#endif
+#endif
+
 namespace rondo {
 
 #if defined(__AVX512F__)
@@ -60,6 +70,10 @@ RONDO_INLINE regf broadcast_pair(const float* x) {
 RONDO_INLINE void reg_add_pairs(regi* sum, regi a, regi b) {
 #if defined(__AVX512VNNI__)
   *sum = _mm512_dpwssd_epi32(*sum, a, b);
+#elif defined(RONDO_VNNI)
+  regi value = *sum;
+  asm(RONDO_VEX "vpdpwssd %2, %1, %0" : "+x"(value) : "x"(a), "x"(b));
+  *sum = value;
 #else
   // The compiler would regroup the sum of all products and keep them in memory meanwhile; and one of an
   // array of sums that is itself an operand would stay there.
@@ -68,12 +82,25 @@ RONDO_INLINE void reg_add_pairs(regi* sum, regi a, regi b) {
   *sum = value;
 #endif
 }
-// Adds the products of bytes, those of two neighbours in one sum of int16. As above, with an asm.
-RONDO_INLINE void reg_add_bytes(regi* sum, regi a, regi b) {
+#if defined(RONDO_VNNI)
+// Adds the products of bytes without a sign and with one, those of four neighbours in one sum of int32.
+RONDO_INLINE void reg_add_fours(regi* sum, regi a, regi b) {
+#if defined(__AVX512VNNI__)
+  *sum = _mm512_dpbusd_epi32(*sum, a, b);
+#else
+  regi value = *sum;
+  asm(RONDO_VEX "vpdpbusd %2, %1, %0" : "+x"(value) : "x"(a), "x"(b));
+  *sum = value;
+#endif
+}
+#else
+// Adds the products of bytes without a sign and with one, those of two neighbours in one sum of int16.
+RONDO_INLINE void reg_add_twos(regi* sum, regi a, regi b) {
   regi value = *sum, product;
   asm("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+v"(value), "=&v"(product) : "v"(a), "v"(b));
   *sum = value;
 }
+#endif
 // A value that several instructions use: without this each of them would read it from memory.
 RONDO_INLINE regf in_register(regf v) {
   asm("" : "+v"(v));

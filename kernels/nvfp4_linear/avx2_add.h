@@ -7,7 +7,7 @@
 #include <immintrin.h>
 #include <stdint.h>
 
-#include "vec.h"
+#include "registers.h"
 
 namespace rondo {
 
@@ -19,12 +19,19 @@ constexpr int kRowsTogether = 6;
   "vpbroadcastd " at "4*" #i "(%[x]), %%ymm14\n\t" \
   "vpmaddwd %%ymm14, %%ymm12, %[low" #i "]\n\t"    \
   "vpmaddwd %%ymm14, %%ymm13, %[high" #i "]\n\t"
+#if defined(RONDO_VNNI)
+#define RONDO_ADD(at, i)                                     \
+  "vpbroadcastd " at "4*" #i "(%[x]), %%ymm14\n\t"           \
+  RONDO_VEX "vpdpwssd %%ymm14, %%ymm12, %[low" #i "]\n\t"    \
+  RONDO_VEX "vpdpwssd %%ymm14, %%ymm13, %[high" #i "]\n\t"
+#else
 #define RONDO_ADD(at, i)                           \
   "vpbroadcastd " at "4*" #i "(%[x]), %%ymm14\n\t" \
   "vpmaddwd %%ymm14, %%ymm12, %%ymm15\n\t"         \
   "vpaddd %%ymm15, %[low" #i "], %[low" #i "]\n\t" \
   "vpmaddwd %%ymm14, %%ymm13, %%ymm15\n\t"         \
   "vpaddd %%ymm15, %[high" #i "], %[high" #i "]\n\t"
+#endif
 #define RONDO_ROWS_2(each, at) each(at, 0) each(at, 1)
 #define RONDO_ROWS_3(each, at) RONDO_ROWS_2(each, at) each(at, 2)
 #define RONDO_ROWS_4(each, at) RONDO_ROWS_3(each, at) each(at, 3)

@@ -158,14 +158,14 @@ struct Nvfp4Int8 : Layout {
   template <int T>
   RONDO_INLINE void add_group(const regi (*w)[4], const uint32_t* x, int rows, regi* sum) {
     const regi begin = rondo::reg_splat_bits(x[4 * rows]);
-#if defined(__AVX512VNNI__)
+#if defined(RONDO_VNNI)
 #pragma GCC unroll 2
     for (int t = 0; t < T; t++) sum[t] = begin;
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
       const regi word = rondo::reg_splat_bits(x[j * rows]);
 #pragma GCC unroll 2
-      for (int t = 0; t < T; t++) sum[t] = _mm512_dpbusd_epi32(sum[t], w[t][j], word);
+      for (int t = 0; t < T; t++) rondo::reg_add_fours(&sum[t], w[t][j], word);
     }
 #else
 #pragma GCC unroll 4

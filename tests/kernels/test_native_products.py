@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kernels import build
 from kernels.bf16_linear.pack import pack_bf16
 from kernels.build import NativeLibrary, load_library, machine_isas
 from kernels.checks import compare, same_bits
@@ -38,7 +39,7 @@ def test_checks_pass(library: NativeLibrary, name: str) -> None:
 
 
 def test_levels_without_a_bf16_dot_product_have_the_same_bits() -> None:
-    levels = [isa for isa in machine_isas() if isa in ("avx512vnni", "avx512", "avx2")]
+    levels = [isa for isa in machine_isas() if isa in ("avx512vnni", "avx512", "avxvnni", "avx2")]
     if len(levels) < 2:
         pytest.skip("needs AVX-512")
     outputs, k = 75, 1040
@@ -64,6 +65,33 @@ def test_levels_without_a_bf16_dot_product_have_the_same_bits() -> None:
                     results.append(run_product(pool, packed, x, torch.float32))
             for isa, result in zip(levels, results, strict=True):
                 assert same_bits(result, results[-1]), (name, kind, isa)
+
+
+def test_avx_vnni_has_the_bits_of_avx2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no processor has its encoding, in that of AVX-512, which says the same."""
+    flags = build._processor_flags()
+    if "avx_vnni" not in flags:
+        if "avx512_vnni" not in flags:
+            pytest.skip("needs VNNI")
+        known = {level.name: level for level in build.ISA_LEVELS}
+        wide = (*known["avx2"].flags, "-D__AVXVNNI__=1", '-DRONDO_VEX=""')
+        known["avxvnni"] = build.IsaLevel("avxvnni", wide, frozenset())
+        monkeypatch.setattr(build, "ISA_LEVELS", tuple(known.values()))
+    folder = build._ROOT
+    sources = [folder / "cpu" / "pool.cpp", folder / "cpu" / "product.cpp"]
+    sources += sorted((folder / "nvfp4_linear").glob("*.cpp"))
+    library = load_library("avxvnni", sources=sources)
+    packed = pack_nvfp4([random_weight(75, 1040, 2)])
+    for each in (packed, packed.reading_int8()):
+        for kind in INPUT_KINDS:
+            x = inputs(kind, 21, 1040, 5)
+            results = []
+            for one in (library, load_library("avx2")):
+                with Pool(one, 1) as pool:
+                    results += [
+                        run_product(pool, each, x[:rows], torch.float32) for rows in (1, 5, 21)
+                    ]
+            assert all(map(same_bits, results[:3], results[3:])), (each.entry, kind)
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
