@@ -22,7 +22,7 @@ SOURCES = {
 BITS = {
     "identical": "same bits",
     "near-tie": "may differ at near ties",
-    "other-numbers": "rounds further",
+    "other-numbers": "may differ: rounds further",
     "proposes-only": "same text, other drafts",
 }
 FLIPS = {"live": "next round", "recapture": "next round", "reload": "after a reload"}
