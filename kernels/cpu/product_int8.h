@@ -76,6 +76,25 @@ struct Int8Activations {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(words), _mm_shuffle_epi8(bytes, order));
     const __m128i sums = _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(-128)), _mm_setzero_si128());
     const int sum = _mm_cvtsi128_si32(sums) + _mm_extract_epi16(sums, 4) - 16 * 128;
+#elif defined(RONDO_NEON)
+    const uint16x8_t bits[2] = {vld1q_u16(x), vld1q_u16(x + 8)}, mask = vdupq_n_u16(0x7fff);
+    const uint16x8_t larger = vmaxq_u16(vandq_u16(bits[0], mask), vandq_u16(bits[1], mask));
+    const int exponent = at_least(vmaxvq_u16(larger));
+    const float32x4_t inverse = vreinterpretq_f32_u32(vdupq_n_u32(uint32_t(260 - exponent) << 23));
+    const auto nearest = [inverse](uint32x4_t wide) {
+      return vqmovn_s32(vcvtnq_s32_f32(vmulq_f32(vreinterpretq_f32_u32(wide), inverse)));
+    };
+    int8x8_t half[2];
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+      const int16x8_t whole = vcombine_s16(nearest(vshll_n_u16(vget_low_u16(bits[i]), 16)),
+                                           nearest(vshll_high_n_u16(bits[i], 16)));
+      half[i] = vmax_s8(vqmovn_s16(whole), vdup_n_s8(-127));
+    }
+    const uint8x16_t order = {0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15};
+    const int8x16_t bytes = vqtbl1q_s8(vcombine_s8(half[0], half[1]), order);
+    vst1q_u32(words, vreinterpretq_u32_s8(bytes));
+    const int sum = vaddlvq_s8(bytes);
 #else
     uint32_t top = 0;
     for (int i = 0; i < kInt8Group; i++) top = (x[i] & 0x7fffu) > top ? x[i] & 0x7fffu : top;
@@ -97,8 +116,9 @@ struct Int8Activations {
     }
 #endif
     words[4] = uint32_t(-kWeightOffset * sum);
-    words[5] = uint32_t(exponent - kLeastExponent) << 23;
-    return exponent < kEndExponent;
+    const bool fits = exponent < kEndExponent;
+    words[5] = fits ? uint32_t(exponent - kLeastExponent) << 23 : 0;  // the row's NaN stays the only one
+    return fits;
   }
   RONDO_INLINE int at_least(int top) {
     const int exponent = top >> 7;

@@ -32,6 +32,7 @@ constexpr int kScaleBase = 117 - 1;  // the integers of the codes are twice thei
 constexpr int kScaleBase = 117 - 9;  // or 2^9 times
 #endif
 
+#if !defined(RONDO_NEON)
 RONDO_INLINE v16f group_scales(const uint8_t* p) {
 #if defined(__AVX512F__)
   const __m512i b = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -40,6 +41,7 @@ RONDO_INLINE v16f group_scales(const uint8_t* p) {
   return (v16f)((widen16(load_vec<v16b>(p)) << 20) + uint32_t(kScaleBase << 23));
 #endif
 }
+#endif
 
 #if defined(RONDO_INT16)
 typedef rondo::Int16Activations Activations;
