@@ -41,6 +41,10 @@ constexpr int64_t kDotFlops = kChains * 16 * 2;
 
 #if defined(__AVX2__)
 constexpr int64_t kInt8Flops = 12 * rondo::kRegLanes * 8;
+#elif defined(__ARM_FEATURE_DOTPROD)
+constexpr int64_t kInt8Flops = 12 * 16 * 2;
+#elif defined(RONDO_NEON)
+constexpr int64_t kInt8Flops = 12 * 8 * 2;
 #else
 constexpr int64_t kInt8Flops = kDotFlops;  // there those products are of fp32, too
 #endif
@@ -153,6 +157,31 @@ RONDO_OP(probe_dot_int8) {
       rondo::reg_add_fours(&acc[c], w, x);
 #else
       rondo::reg_add_twos(&acc[c], w, x);
+#endif
+    }
+  }
+  for (int c = 1; c < chains; c++) acc[0] = acc[0] ^ acc[c];
+  memcpy(sink, &acc[0], sizeof acc[0]);
+#elif defined(RONDO_NEON)
+  (void)workers;
+  uint32_t* sink = a->sink + worker * 16;
+  constexpr int chains = 12;
+  const int8x16_t x = vreinterpretq_s8_u8(vld1q_u8(a->from + 64));
+  int8x16_t w = vreinterpretq_s8_u8(vld1q_u8(a->from));
+#if defined(__ARM_FEATURE_DOTPROD)
+  int32x4_t acc[chains];
+#else
+  int16x8_t acc[chains];
+#endif
+  for (int c = 0; c < chains; c++) memcpy(&acc[c], sink, sizeof acc[c]);
+  for (int64_t i = 0; i < a->rounds; i++) {
+#pragma GCC unroll 12
+    for (int c = 0; c < chains; c++) {
+      asm("" : "+w"(w));  // without it one product would serve every chain
+#if defined(__ARM_FEATURE_DOTPROD)
+      acc[c] = vdotq_s32(acc[c], w, x);
+#else
+      acc[c] = vmlal_s8(acc[c], vget_low_s8(w), vget_low_s8(x));
 #endif
     }
   }
