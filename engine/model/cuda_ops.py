@@ -26,6 +26,7 @@ from engine.model.cuda_arena import (
 from engine.model.cuda_pass import Pass
 from engine.model.cuda_products import Products
 from engine.model.cuda_weights import CudaAttention, CudaDelta, Projection
+from kernels.attention.prefill import causal_bias
 from kernels.causal_conv.reference import causal_conv
 from kernels.cuda_build import CudaLibrary
 from kernels.elementwise.reference import beta, silu_mul
@@ -44,6 +45,7 @@ class CudaOps(Products):
     def __init__(self, config: ModelConfig, library: CudaLibrary | None) -> None:
         """`library`: the compiled kernels; None on a CPU."""
         super().__init__(library)
+        causal_bias()  # imported here, so that no first prompt waits for it
         self.config = config
         self.sizes = plain.DeltaSizes(
             config.key_heads, config.value_heads, config.key_dim, config.value_dim

@@ -3,13 +3,23 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 # Not cuDNN's, which PyTorch may prefer: it makes a plan for each length, and every chunk has another.
 _WAYS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+@functools.cache
+def causal_bias() -> Callable:
+    """PyTorch's `causal_lower_right`. Its module imports the compiler, a second that only a GPU has use for."""
+    from torch.nn.attention.bias import causal_lower_right
+
+    return causal_lower_right
 
 
 def attend_prefill(
@@ -36,7 +46,7 @@ def attend_prefill(
             f" {heads} heads"
         )
     # Told its size behind its making, which would allocate 8 bytes on the host for every score.
-    seen = causal_lower_right(1, 1)
+    seen = causal_bias()(1, 1)
     seen.seq_len_q, seen.seq_len_kv = rows, length
     with sdpa_kernel(_WAYS):
         attended = scaled_dot_product_attention(
