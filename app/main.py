@@ -61,6 +61,7 @@ def run(options: Options) -> int:
     window.show()
     app.processEvents()
     begun_s = psutil.Process().create_time()
+    failures: list[str] = []  # of a start that is only measured
     if options.time_to_window:
         print(f"window ready in {time.time() - begun_s:.2f} s", flush=True)
         bridge.loaded.connect(
@@ -69,6 +70,7 @@ def run(options: Options) -> int:
         bridge.load_failed.connect(
             lambda _path, report: _report(window, f"load failed: {report.cause}")
         )
+        bridge.load_failed.connect(lambda path, _report: failures.append(path))
     bridge.loaded.connect(lambda _card: loaded_once())
     bridge.load_failed.connect(lambda _path, _report: loaded_once())
     QTimer.singleShot(0, window, lambda: _start(window, options.model, linking))
@@ -83,7 +85,7 @@ def run(options: Options) -> int:
             flush=True,
         )
         os._exit(code or 1)
-    return code
+    return code or int(bool(failures))
 
 
 def _start(window: Window, model: str, linking: threading.Thread | None) -> None:

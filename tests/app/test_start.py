@@ -63,6 +63,21 @@ def test_the_window_needs_no_torch() -> None:
     assert done.stdout.split() == ["False", "False"], done.stderr
 
 
+def test_the_engine_needs_no_compiler_of_torch() -> None:
+    done = _run(
+        "-c",
+        "import sys, engine.engine; print('torch._dynamo' in sys.modules, 'triton' in sys.modules)",
+    )
+    assert done.stdout.split() == ["False", "False"], done.stderr
+
+
+def test_a_model_that_does_not_load_ends_the_measured_start_with_an_error(tmp_path: Path) -> None:
+    missing = str(tmp_path / "none")
+    done = _run("-m", "app", "--time-to-window", "--model", missing, QT_QPA_PLATFORM="offscreen")
+    assert done.returncode == 1, done.stderr
+    assert "load failed" in done.stdout
+
+
 def test_commands_are_handed_on(monkeypatch) -> None:
     seen: list[list[str]] = []
     monkeypatch.setattr(cli, "main", lambda arguments: seen.append(arguments) or 3)
