@@ -83,7 +83,7 @@ class Backend(Protocol):
     length: int
     sequence: int  # how often it was reset
     block: BlockCheckpoint | None  # the drafter that was attached
-    takes_int8: bool  # whether QWEN38_NVFP4_INT8 has a product to act on
+    takes_int8: bool = False  # whether QWEN38_NVFP4_INT8 has a product to act on
 
     def apply_knobs(self, knobs: KnobSet) -> None:
         """Take over the values of the switches that flip between rounds; UsageError leaves the old ones."""

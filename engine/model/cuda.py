@@ -65,7 +65,6 @@ class CudaBackend(Backend):
     """
 
     name = "cuda"
-    takes_int8 = False
 
     def __init__(
         self,

@@ -74,7 +74,6 @@ class ReferenceBackend(Backend):
     """See `engine.model.backend.Backend`."""
 
     name = "reference"
-    takes_int8 = False
 
     def __init__(
         self,
