@@ -32,7 +32,7 @@ def dequantise_nvfp4(codes: Tensor, scales: Tensor, scale_2: Tensor | float) -> 
 
 
 def round_inputs(x: Tensor) -> Tensor:
-    """float64 [..., K]: activations as AVX2 and AVX-512 without bf16 read them, as int16 with a step per 16.
+    """float64 [..., K]: activations as AVX2, NEON and AVX-512 without bf16 read them: int16, a step per 16.
 
     The step is 2^(e - 14), where 2^e is the power of two at or below the largest magnitude of the 16, and at
     least 2^-126. An input is the nearest multiple, ties to even: exact within 2^-7 of the largest, off by at
