@@ -78,5 +78,10 @@ class Cancelled(RondoError):
 
 
 def reason_of(error: Exception) -> str:
-    """Why in words: the system's sentence of an OSError, without its number and its path."""
+    """Why in words: the system's sentence of an OSError, without its number and its path.
+
+    Of text that is not UTF-8 the first byte that is none.
+    """
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8 text (byte {error.start})"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

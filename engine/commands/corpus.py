@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 from engine.cli import OK, print_json
-from engine.errors import Cancelled, UsageError
+from engine.errors import Cancelled, UsageError, reason_of
 from engine.numbers import grouped
 
 
@@ -59,9 +59,8 @@ def _text(path: Path) -> str:
     try:
         return path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"{path}: cannot read the text: {reason}.",
+            f"{path}: cannot read the text: {reason_of(error)}.",
             kept="Nothing was written.",
             next_step="Give files of UTF-8 text.",
         ) from error
