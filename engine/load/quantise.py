@@ -190,7 +190,7 @@ class _Copy:
         def settle(modules: Sequence[str], x: Tensor) -> list[Tensor]:
             with allocating(lambda: f"calibrating {modules[0]} on {len(x)} rows"):
                 hessian = None
-                if len(x) and not all(map(self._stays_dense, modules)):
+                if len(x) and not all(_stays_dense(self._plan, module) for module in modules):
                     hessian = x.T @ x
                 settled = [self._linear(module, len(x), hessian) for module in modules]
             made.extend(part for parts, _ in settled for part in parts)
@@ -243,7 +243,7 @@ class _Copy:
             codes, scale = quantise_rows(weight)
             values = codes.float() * scale[:, None]
             parts = {"weight": codes, "weight_scale": scale[:, None].contiguous()}
-        elif self._stays_dense(module):
+        elif _stays_dense(self._plan, module):
             parts = {"weight": weight.to(torch.bfloat16)}
             values = parts["weight"].float()
         else:
@@ -281,22 +281,15 @@ class _Copy:
         if self._cancel is not None and self._cancel.is_set():
             raise Cancelled
 
-    def _stays_dense(self, module: str) -> bool:
-        return _stays_dense(module, self._plan.linears[module].slot.columns)
 
-
-def _stays_dense(module: str, columns: int) -> bool:
+def _stays_dense(plan: LoadPlan, module: str) -> bool:
     """Gates and routers are tiny and steer; rows that do not divide into groups have no NVFP4 form."""
-    return module.endswith(_STEERING) or columns % NVFP4_GROUP != 0
+    return module.endswith(_STEERING) or plan.linears[module].slot.columns % NVFP4_GROUP != 0
 
 
 def _write_config(source: Path, folder: Path, plan: LoadPlan) -> None:
     values = json.loads((source / CONFIG_FILE).read_text("utf-8-sig"))
-    nvfp4 = [
-        module
-        for module, linear in plan.linears.items()
-        if module != HEAD and not _stays_dense(module, linear.slot.columns)
-    ]
+    nvfp4 = [module for module in plan.linears if module != HEAD and not _stays_dense(plan, module)]
     for part in (values, values.get("text_config") or {}):
         if "tie_word_embeddings" in part:
             part["tie_word_embeddings"] = False
