@@ -77,7 +77,7 @@ def test_no_pass_meets_a_tensor_of_the_host(
     monkeypatch: pytest.MonkeyPatch, weight_format: str, skinny: str
 ) -> None:
     # PyTorch's own mask is made where no tensor may be one of its kinds.
-    monkeypatch.setattr(prefill, "causal_lower_right", lower_right)
+    monkeypatch.setattr(prefill, "causal_bias", lambda: lower_right)
     library: Any = SimpleNamespace(
         device=torch.device("cpu"), function=lambda *names: names, launch=lambda *_, **__: None
     )
