@@ -1,18 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// NVFP4 weights (e2m1 codes, one e4m3 scale per 16 inputs) against bf16 activations.
+// NVFP4 weights (e2m1 codes, one e4m3 scale per 16 inputs; layout.h) against bf16 activations.
 //
-// A tile is 16 outputs; a group of 16 inputs is 128 bytes of codes in the first plane and 16 bytes
-// of scales in the second, and the groups of two neighbouring tiles alternate in both:
-//   codes: two vectors of 16 lanes, one lane an output. Vector h covers inputs 8h..8h+7; the low
-//     half of a lane holds the codes of the four even inputs (lowest first), the high half those of
-//     the odd ones: (lane >> 4j) indexes the pair (8h+2j, 8h+2j+1) in both halves at once.
-//   scales: the e4m3 value with a normalised exponent, (exponent + 10) << 3 | mantissa, so that
-//     byte << 20 plus a constant is its fp32 form; subnormal e4m3 needs no special case. A zero
-//     scale is stored as zero codes.
 // One order for every row count: within a group the pairs ascending from zero, then
 // acc = fma(group, scale, acc), groups ascending. With AVX2, NEON, or AVX-512 and no bf16 dot product
 // the activations are the integers of product_int16.h: the sum of a group is exact and rounded to fp32,
 // then acc = fma(group * scale, step, acc).
+#include "layout.h"
 #include "product.h"
 #if defined(RONDO_INT16)
 #include "product_int16.h"
@@ -49,13 +42,7 @@ typedef rondo::Int16Activations Activations;
 typedef rondo::Activations Activations;
 #endif
 
-struct Layout : Activations {
-  static constexpr int kUnit = 128;
-  static constexpr int kScaleUnit = 16;
-  static int64_t weight_offset(int32_t k) { return int64_t(k) / 16 * 2 * kUnit; }
-  static int64_t scale_offset(int32_t k) { return int64_t(k) / 16 * 2 * kScaleUnit; }
-  static int64_t scale_second(int64_t) { return kScaleUnit; }
-};
+typedef rondo::Nvfp4Layout<Activations> Layout;
 
 #if defined(__AVX512F__)
 

@@ -1,23 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// The NVFP4 product with 8-bit activations (product_int8.h); weights as in cpu.cpp.
+// The NVFP4 product with 8-bit activations (product_int8.h); weights as in layout.h.
 //
 // One order for every row count and every instruction set: the sum of a group is exact, then
 // acc = fma(group, scale * step, acc), groups ascending. A scale times a step is exact, and is an addition
 // to its exponent: stored scales begin at 2^-126 as fp32, steps are stored by what is added. A group times
 // both is exact, too, so that levels without fma have the same bits where it is within fp32.
+#include "layout.h"
 #include "product_int8.h"
 
 namespace {
 
 using rondo::TileArgs;
 
-struct Layout : rondo::Int8Activations {
-  static constexpr int kUnit = 128;
-  static constexpr int kScaleUnit = 16;
-  static int64_t weight_offset(int32_t k) { return int64_t(k) / 16 * 2 * kUnit; }
-  static int64_t scale_offset(int32_t k) { return int64_t(k) / 16 * 2 * kScaleUnit; }
-  static int64_t scale_second(int64_t) { return kScaleUnit; }
-};
+typedef rondo::Nvfp4Layout<rondo::Int8Activations> Layout;
 
 }  // namespace
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""NVFP4 weights in the tiles of the native products (layouts: cpu.cpp and amx.cpp beside this file)."""
+"""NVFP4 weights in the tiles of the native products (layouts: layout.h and amx.cpp beside this file)."""
 
 from __future__ import annotations
 
