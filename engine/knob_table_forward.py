@@ -181,8 +181,8 @@ FORWARD: tuple[Knob, ...] = (
     ),
     Knob(
         "NVFP4_INT8", "bool", "0",
-        "Round the inputs of NVFP4 products to 8 bits, sixteen to a step, in place of reading them as bf16: "
-        "faster and less exact. The head keeps bf16.",
+        "Round the inputs of NVFP4 kernels to 8 bits, sixteen to a step, in place of reading them as bf16: "
+        "faster and less exact. The head, and products by the library, keep bf16.",
         "other-numbers", "recapture", "NVFP4 products of 8-bit inputs", "products",
         why=_READABLE, why_cuda="the kernels there multiply bf16",
         needs=("an NVFP4 weight for the vector units",),

@@ -161,7 +161,7 @@ def load_library(
         ValueError: unknown level, or one this processor cannot run.
         NativeBuildError: no compiler, a failed compilation, or an unusable cache folder.
     """
-    levels = [_level(name) for name in ([isa] if isa else machine_isas())]
+    levels = [_level(name) for name in (machine_isas() if isa is None else [isa])]
     compiler = find_compiler()
     files = sorted(_ROOT.glob("*/*.cpp")) if sources is None else sorted(sources)
     folder = cache_folder("native")

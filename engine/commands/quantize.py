@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
     """Quantise, score both models, print the report."""
     from engine.load.quantise import CALIBRATION_TOKENS, quantise_checkpoint
 
-    texts = _scored_texts(arguments.text)
+    texts = [] if arguments.no_loss else _scored_texts(arguments.text)
     modules = quantise_checkpoint(
         arguments.model,
         arguments.out,
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace, cancel: threading.Event) -> int:
         cancel=cancel,
     )
     report = _report(arguments, modules)
-    if not arguments.no_loss:
+    if texts:
         before = _loss(arguments.model, texts, arguments.threads, cancel)
         after = _loss(arguments.out, texts, arguments.threads, cancel)
         report |= {

@@ -40,7 +40,7 @@ class PriceKey:
     backend: str
     kernels: str
     model: str
-    switches: tuple[tuple[str, str], ...] = ()
+    switches: tuple[tuple[str, str], ...]
 
     @staticmethod
     def of(backend: Backend, knobs: KnobSet) -> PriceKey:

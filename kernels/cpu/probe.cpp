@@ -39,14 +39,15 @@ constexpr int64_t kDotFlops = kChains * 16 * 2;
 #endif
 #endif
 
+[[maybe_unused]] constexpr int kInt8Chains = 12;
 #if defined(__AVX2__)
-constexpr int64_t kInt8Flops = 12 * rondo::kRegLanes * 8;
+constexpr int64_t kInt8Flops = kInt8Chains * rondo::kRegLanes * 8;
 #elif defined(__ARM_FEATURE_DOTPROD)
-constexpr int64_t kInt8Flops = 12 * 16 * 2;
+constexpr int64_t kInt8Flops = kInt8Chains * 16 * 2;
 #elif defined(RONDO_NEON)
-constexpr int64_t kInt8Flops = 12 * 8 * 2;
+constexpr int64_t kInt8Flops = kInt8Chains * 8 * 2;
 #else
-constexpr int64_t kInt8Flops = kDotFlops;  // there those products are of fp32, too
+constexpr int64_t kInt8Flops = kDotFlops;  // portable products of bytes are of fp32, too
 #endif
 
 RONDO_INLINE rondo_range share_of(const rondo_probe_args* a, int32_t worker, int32_t workers) {
@@ -146,13 +147,12 @@ RONDO_OP(probe_dot_int8) {
 #if defined(__AVX2__)
   (void)workers;
   uint32_t* sink = a->sink + worker * 16;
-  constexpr int chains = 12;
-  rondo::regi acc[chains], w, x;
+  rondo::regi acc[kInt8Chains], w, x;
   memcpy(&w, a->from, sizeof w), memcpy(&x, a->from + 64, sizeof x);
-  for (int c = 0; c < chains; c++) memcpy(&acc[c], sink, sizeof acc[c]);
+  for (int c = 0; c < kInt8Chains; c++) memcpy(&acc[c], sink, sizeof acc[c]);
   for (int64_t i = 0; i < a->rounds; i++) {
 #pragma GCC unroll 12
-    for (int c = 0; c < chains; c++) {
+    for (int c = 0; c < kInt8Chains; c++) {
 #if defined(RONDO_VNNI)
       rondo::reg_add_fours(&acc[c], w, x);
 #else
@@ -160,23 +160,22 @@ RONDO_OP(probe_dot_int8) {
 #endif
     }
   }
-  for (int c = 1; c < chains; c++) acc[0] = acc[0] ^ acc[c];
+  for (int c = 1; c < kInt8Chains; c++) acc[0] = acc[0] ^ acc[c];
   memcpy(sink, &acc[0], sizeof acc[0]);
 #elif defined(RONDO_NEON)
   (void)workers;
   uint32_t* sink = a->sink + worker * 16;
-  constexpr int chains = 12;
   const int8x16_t x = vreinterpretq_s8_u8(vld1q_u8(a->from + 64));
   int8x16_t w = vreinterpretq_s8_u8(vld1q_u8(a->from));
 #if defined(__ARM_FEATURE_DOTPROD)
-  int32x4_t acc[chains];
+  int32x4_t acc[kInt8Chains];
 #else
-  int16x8_t acc[chains];
+  int16x8_t acc[kInt8Chains];
 #endif
-  for (int c = 0; c < chains; c++) memcpy(&acc[c], sink, sizeof acc[c]);
+  for (int c = 0; c < kInt8Chains; c++) memcpy(&acc[c], sink, sizeof acc[c]);
   for (int64_t i = 0; i < a->rounds; i++) {
 #pragma GCC unroll 12
-    for (int c = 0; c < chains; c++) {
+    for (int c = 0; c < kInt8Chains; c++) {
       asm("" : "+w"(w));  // without it one product would serve every chain
 #if defined(__ARM_FEATURE_DOTPROD)
       acc[c] = vdotq_s32(acc[c], w, x);
@@ -185,7 +184,7 @@ RONDO_OP(probe_dot_int8) {
 #endif
     }
   }
-  for (int c = 1; c < chains; c++) acc[0] = acc[0] ^ acc[c];
+  for (int c = 1; c < kInt8Chains; c++) acc[0] = acc[0] ^ acc[c];
   memcpy(sink, &acc[0], sizeof acc[0]);
 #else
   rondo_probe_dot(a, worker, workers);

@@ -147,7 +147,7 @@ def test_a_table_is_written_whole_and_read_back(tmp_path: Path) -> None:
         assert "as it was" in error.value.kept
 
 
-KEY = PriceKey("a machine", "avx2", 2, "native", "abc", "model")
+KEY = PriceKey("a machine", "avx2", 2, "native", "abc", "model", ())
 
 
 def test_a_kept_table_serves_its_own_key_only(
